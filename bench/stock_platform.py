@@ -19,7 +19,7 @@ HOOK = "bench.stock_platform.install"
 AS_SHIPPED = "BENCH_STOCK_AS_SHIPPED"
 
 PLATFORM = (
-    *(p for p in table.PATCHES if p.when in (platform.active, platform.emulates_bf16)),
+    *(p for p in table.PATCHES if p.when in (platform.is_cpu, platform.emulates_bf16)),
     *(p for p in table.PATCHES if p.name.endswith(f"[{packed_attention.VARLEN}]")),
     table.Patch("openrlhf.trainer.ray.vllm_engine", "RolloutRayActor",
                    "bench.stock_engine:RemoteCpuRolloutActor",

@@ -27,6 +27,7 @@ from openrlhf.utils import get_strategy  # noqa: E402
 
 from sg_rlhf.config import load_config  # noqa: E402
 from sg_rlhf.overlay.driver.arguments import check_platform, upstream_arguments  # noqa: E402
+from sg_rlhf.overlay.learner.micro_batches import SAMPLE_INDEX  # noqa: E402
 from sg_rlhf.overlay.learner.update import SGActorPPOTrainer  # noqa: E402
 from sg_rlhf.overlay.patches.free_port import free_port  # noqa: E402
 
@@ -131,7 +132,7 @@ class TinyUpdate:
                 response_length=torch.tensor([response]),
                 index=[i],
                 prompts=[f"prompt {i // group}"],
-                info={},
+                info={SAMPLE_INDEX: torch.tensor([i])},
             )
             for i in range(count)
         ]

@@ -13,7 +13,6 @@ torch nor ray.
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +41,7 @@ from sg_rlhf.config.sg_settings import (
     sg_keys,
     validation_message,
 )
-from sg_rlhf.config.upstream_flags import KL_ESTIMATORS, POLICY_LOSS_TYPES, Flag, flags
+from sg_rlhf.config.upstream_flags import KL_ESTIMATORS, POLICY_LOSS_TYPES, flags
 from sg_rlhf.config.weighting_resolution import (
     COMMAND_LINE,
     OBJECTIVE,
@@ -55,8 +54,9 @@ from sg_rlhf.machine import names
 from sg_rlhf.tasks import registry
 
 YAML = (".yaml", ".yml")
-#: Characters of what a library says of a file.
-LONGEST = 300
+#: Characters of a library's message that an error shows at most.
+MAX_MESSAGE = 300
+#: Keys whose value may be ``module:NAME``, an installed module's file or folder.
 MODULE_KEYS = ("reward.remote_url", "train.agent_func_path", "actor.model_name_or_path")
 
 
@@ -67,7 +67,7 @@ class Config:
     Attributes:
         values: every key that the recipe or an override sets, dotted, in upstream's types.
         sg: the ``sg`` section with its defaults.
-        sources: the parts it was made of, base first.
+        sources: names of its parts, base first.
     """
 
     values: dict[str, Any]
@@ -82,11 +82,10 @@ class Config:
 
     def value(self, key: str) -> Any:
         """The value of a dotted key: the recipe's, else upstream's or ``sg``'s default."""
-        if (of_domain := domain_settings.parse_key(key)) is not None:
-            name, field = of_domain
-            return getattr(
-                self.sg.domains.get(name) or domain_settings.settings_class(name)(), field
-            )
+        if (domain_key := domain_settings.parse_key(key)) is not None:
+            name, field = domain_key
+            settings = self.sg.domains.get(name) or domain_settings.settings_class(name)()
+            return getattr(settings, field)
         if key.startswith(f"{WEIGHTING}.") or key.startswith(f"{OBJECTIVE}."):
             _, section, name = key.split(".", 2)
             return getattr(self.sg, section)[name]
@@ -102,12 +101,13 @@ class Config:
         return low, high
 
     def to_yaml(self) -> str:
-        """The resolved recipe; feeding it back gives the same configuration, but for secrets: they
-        are left out, and what stands in an address is hidden.
+        """The resolved recipe. Read again, it gives the same configuration, except for secrets.
+
+        Keys that are secrets are omitted. Passwords in addresses are hidden.
         """
         flat = {k: redact(k, v) for k, v in self.flat().items()}
-        shown = {k: v for k, v in flat.items() if v != HIDDEN}
-        return OmegaConf.to_yaml(OmegaConf.create(_nest(shown)))
+        public = {k: v for k, v in flat.items() if v != HIDDEN}
+        return OmegaConf.to_yaml(OmegaConf.create(_nest(public)))
 
     def flat(self) -> dict[str, Any]:
         """Every key that is set, and all of ``sg`` that the run reads, dotted."""
@@ -115,13 +115,13 @@ class Config:
 
 
 def _flat_sg(config: Config) -> dict[str, Any]:
-    own = config.sg.model_dump()
-    of_domains = own.pop("domains")
-    flat = {f"sg.{k}": v for k, v in own.items()}
+    settings = config.sg.model_dump()
+    domains = settings.pop("domains")
+    flat = {f"sg.{k}": v for k, v in settings.items()}
     loss, kl = config.value("actor.policy_loss_type"), config.value("algo.kl.estimator")
     if loss not in POLICY_LOSS_TYPES and kl not in KL_ESTIMATORS:
         del flat[WEIGHTING]  # no token has a weight
-    for name, section in of_domains.items():
+    for name, section in domains.items():
         flat |= {f"sg.{name}.{k}": v for k, v in section.items()}
     return flat
 
@@ -207,22 +207,32 @@ def parsed_value(key: str, text: str) -> Any:
 def _read_part(
     part: str | Path, folder: Path, seen: tuple[Path, ...]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """A part, which may be relative to a folder, after what it extends: names and contents."""
+    """Read a part and the parts that it extends, base first.
+
+    Args:
+        part: a file, ``algorithm:NAME`` or ``hardware:NAME``.
+        folder: of the file that names the part.
+        seen: the files that extend it, to refuse a cycle.
+
+    Yields:
+        (name, content) of each part.
+    """
     text = str(part)
     if text.startswith(builtin_recipes.ALGORITHM):
         yield from _read_part(_algorithm_file(text), Path(), seen)
         return
-    beside = folder / part
-    shipped = seen and text.startswith("configs/") and not beside.exists()
-    path = builtin_recipes.recipe_path(part if shipped or not seen else beside)
-    named = builtin_recipes.hardware_of(text) or builtin_recipes.hardware_of(path)
-    if named:
-        yield from _read_hardware(named)
+    relative = folder / part
+    is_builtin = seen and text.startswith("configs/") and not relative.exists()
+    path = builtin_recipes.recipe_path(part if is_builtin or not seen else relative)
+    hardware = builtin_recipes.hardware_of(text) or builtin_recipes.hardware_of(path)
+    if hardware:
+        yield from _read_hardware(hardware)
         return
-    older = [] if path.is_file() else builtin_recipes.model_and_algorithm(path)
-    for one in older:
-        yield from _read_part(one, Path(), seen)
-    if not older:
+    # File names of earlier versions stand for two parts.
+    parts = [] if path.is_file() else builtin_recipes.model_and_algorithm(path)
+    for old_part in parts:
+        yield from _read_part(old_part, Path(), seen)
+    if not parts:
         yield from _read_chain(path, seen)
 
 
@@ -263,10 +273,10 @@ def _read_chain(path: Path, seen: tuple[Path, ...]) -> Iterator[tuple[str, dict[
         raise ConfigError(f"{path}: not a valid YAML recipe: {why}") from None
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: expected a mapping of keys to values")
-    given = tree.pop("extends", None) or []
-    parents = [given] if isinstance(given, str) else given
-    if not isinstance(parents, list) or not all(isinstance(one, str) for one in parents):
-        raise ConfigError(f"{path}: extends={given!r}: expected a recipe or a list of them")
+    extends = tree.pop("extends", None) or []
+    parents = [extends] if isinstance(extends, str) else extends
+    if not isinstance(parents, list) or not all(isinstance(name, str) for name in parents):
+        raise ConfigError(f"{path}: extends={extends!r}: expected a recipe or a list of them")
     for parent in parents:
         yield from _read_part(parent, path.parent, (*seen, path))
     yield str(path), {str(k): v for k, v in tree.items()}
@@ -274,7 +284,7 @@ def _read_chain(path: Path, seen: tuple[Path, ...]) -> Iterator[tuple[str, dict[
 
 def _one_line(error: Exception) -> str:
     text = redact_text(" ".join(str(error).split()))
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+    return text if len(text) <= MAX_MESSAGE else f"{text[: MAX_MESSAGE - 3]}..."
 
 
 def _flatten(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -311,7 +321,7 @@ def _check(
         if key in known:
             sg[key] = value
         elif key in table:
-            checked = _checked_value(table[key], value, where)
+            checked = value_ranges.checked_value(table[key], value, where)
             is_text = isinstance(checked, str)
             values[key] = registry.OLD_VALUES.get(checked, checked) if is_text else checked
         else:
@@ -336,31 +346,33 @@ def sg_settings(
     """The ``sg`` section of dotted keys, with the resolved weighting and objective.
 
     Args:
-        loss: ``actor.policy_loss_type``, which ``sg.objective`` has the parameters of.
-        origin: key -> where it was given.
+        values: dotted keys of ``sg``, without weighting and objective.
+        resolver: has the settings of weighting and objective.
+        loss: ``actor.policy_loss_type``; ``sg.objective`` has its parameters.
+        origin: key -> the file or command line that sets it.
 
     Raises:
         ConfigError: a value that its key does not take.
     """
     resolved = {"weighting": resolver.weighting(), "objective": resolver.objective_for(loss)}
-    own = _nest({k.removeprefix("sg."): v for k, v in values.items()})
-    of_domains = {name: own.pop(name) for name in domain_settings.names() if name in own}
-    chosen, section = {}, "sg"
+    tree = _nest({k.removeprefix("sg."): v for k, v in values.items()})
+    domain_trees = {name: tree.pop(name) for name in domain_settings.names() if name in tree}
+    domains, section = {}, "sg"
     try:
-        for name, given in of_domains.items():
+        for name, domain_tree in domain_trees.items():
             section = f"sg.{name}"
-            chosen[name] = domain_settings.settings_class(name)(**given)
+            domains[name] = domain_settings.settings_class(name)(**domain_tree)
         section = "sg"
-        return SGSettings(**own, **resolved, domains=chosen)
+        return SGSettings(**tree, **resolved, domains=domains)
     except ValidationError as error:
         key, message = validation_message(error, section)
-        stated = ".".join(key.split(".")[: section.count(".") + 2])
-        raise ConfigError(f"{(origin or {}).get(stated, 'recipe')}: {message}") from None
+        recipe_key = ".".join(key.split(".")[: section.count(".") + 2])
+        raise ConfigError(f"{(origin or {}).get(recipe_key, 'recipe')}: {message}") from None
 
 
 def _unknown_key(key: str, where: str, known: list[str]) -> str:
     near = (
-        difflib.get_close_matches(key, known, n=1, cutoff=0.85)  # a slip of the pen
+        difflib.get_close_matches(key, known, n=1, cutoff=0.85)  # a typing error
         or _parameters_of_weightings(key)
         or old_names.ours(key)
         or difflib.get_close_matches(key, known, n=1, cutoff=0.4)
@@ -376,59 +388,3 @@ def _parameters_of_weightings(key: str) -> list[str]:
     section, _, name = key.partition(".")
     names = {name for weighting in WEIGHTINGS.values() for name in weighting.ranges()}
     return [f"{WEIGHTING}.{name}"] if section == "sg" and name in names else []
-
-
-def _checked_value(flag: Flag, value: Any, where: str) -> Any:
-    def fail() -> ConfigError:
-        return ConfigError(
-            f"{where}: {flag.dest}={redact(flag.dest, value)!r}: expected {flag.describe()}"
-        )
-
-    if value is None:
-        return None
-    if flag.kind == "switch":
-        if not isinstance(value, bool):
-            raise fail()
-        return value
-    if flag.kind == "list":
-        items = value if isinstance(value, list) else [value]
-        if isinstance(flag.nargs, int) and len(items) != flag.nargs:
-            raise fail()
-        return _in_range(flag, [_scalar(flag, item, fail) for item in items], where)
-    return _in_range(flag, _scalar(flag, value, fail), where)
-
-
-def _in_range(flag: Flag, value: Any, where: str) -> Any:
-    expected = value_ranges.violation(flag.dest, value)
-    if expected is not None:
-        raise ConfigError(f"{where}: {flag.dest}={value}: expected {expected}")
-    return value
-
-
-def _scalar(flag: Flag, value: Any, fail: Any) -> Any:
-    if isinstance(value, bool) and flag.choices and "off" in flag.choices:
-        value = "on" if value else "off"  # YAML reads the bare words as booleans
-    if isinstance(value, (list, dict)) or (isinstance(value, bool) and flag.type is not str):
-        raise fail()
-    if flag.type is int and not (isinstance(value, int) or _is_whole(value)):
-        raise fail()
-    try:
-        typed = flag.type(value)
-    except (TypeError, ValueError, OverflowError):
-        raise fail() from None
-    if isinstance(typed, str) and not _is_text(typed):
-        raise fail()
-    if isinstance(typed, float) and math.isnan(typed):
-        raise fail()
-    if flag.choices is not None and typed not in flag.choices:
-        raise fail()
-    return typed
-
-
-def _is_text(value: str) -> bool:
-    """Neither half a character, which a shell's stray byte becomes, nor what no argument holds."""
-    return "\0" not in value and not any("\ud800" <= c <= "\udfff" for c in value)
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, float) and value.is_integer()

@@ -1,4 +1,4 @@
-"""Ranges of upstream's numbers. Upstream does not check them and fails much later.
+"""Types and ranges of upstream's values. Upstream does not check ranges and fails much later.
 
 ``checks.layout`` refuses counts that are ``null``. Keys of ours have their ranges in
 ``sg_settings``. A key without a row takes any finite number.
@@ -9,7 +9,12 @@ from __future__ import annotations
 import fnmatch
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
+
+from sg_rlhf.common.redaction import redact
+from sg_rlhf.config.errors import ConfigError
+from sg_rlhf.config.upstream_flags import Flag
 
 
 class Interval(NamedTuple):
@@ -126,13 +131,14 @@ def violation(key: str, value: Any) -> str | None:
     Args:
         value: a number, or the list of them that the key takes.
     """
-    numbers = [one for one in (value if isinstance(value, list) else [value]) if _is_number(one)]
-    wanted = range_of(key)
-    if any(math.isinf(one) for one in numbers) and not _matches(key, MAY_BE_INFINITE):
+    values = value if isinstance(value, list) else [value]
+    numbers = [item for item in values if _is_number(item)]
+    interval = range_of(key)
+    if any(math.isinf(number) for number in numbers) and not _matches(key, MAY_BE_INFINITE):
         return "a finite number"
-    if all(wanted.has(one) for one in numbers):
+    if all(interval.has(number) for number in numbers):
         return None
-    return wanted.describe()
+    return interval.describe()
 
 
 def _is_number(value: Any) -> bool:
@@ -146,4 +152,71 @@ def _matches(key: str, patterns: tuple[str, ...]) -> bool:
 @functools.cache
 def range_of(key: str) -> Interval:
     """The range of a key; any number without a row."""
-    return next((found for name, found in RANGES.items() if _matches(key, (name,))), Interval())
+    return next((r for pattern, r in RANGES.items() if _matches(key, (pattern,))), Interval())
+
+
+def checked_value(flag: Flag, value: Any, where: str) -> Any:
+    """A recipe's value of an upstream setting, in the setting's type; None for null.
+
+    Args:
+        flag: the setting.
+        value: as YAML has read it.
+        where: the file or the command line that sets it, for the message.
+
+    Raises:
+        ConfigError: one line with the key, the value and what was expected.
+    """
+
+    def fail() -> ConfigError:
+        return ConfigError(
+            f"{where}: {flag.dest}={redact(flag.dest, value)!r}: expected {flag.describe()}"
+        )
+
+    if value is None:
+        return None
+    if flag.kind == "switch":
+        if not isinstance(value, bool):
+            raise fail()
+        return value
+    if flag.kind == "list":
+        items = value if isinstance(value, list) else [value]
+        if isinstance(flag.nargs, int) and len(items) != flag.nargs:
+            raise fail()
+        return _in_range(flag, [_scalar(flag, item, fail) for item in items], where)
+    return _in_range(flag, _scalar(flag, value, fail), where)
+
+
+def _in_range(flag: Flag, value: Any, where: str) -> Any:
+    expected = violation(flag.dest, value)
+    if expected is not None:
+        raise ConfigError(f"{where}: {flag.dest}={value}: expected {expected}")
+    return value
+
+
+def _scalar(flag: Flag, value: Any, fail: Callable[[], ConfigError]) -> Any:
+    if isinstance(value, bool) and flag.choices and "off" in flag.choices:
+        value = "on" if value else "off"  # YAML reads the bare words as booleans
+    if isinstance(value, (list, dict)) or (isinstance(value, bool) and flag.type is not str):
+        raise fail()
+    if flag.type is int and not (isinstance(value, int) or _is_whole(value)):
+        raise fail()
+    try:
+        typed = flag.type(value)
+    except (TypeError, ValueError, OverflowError):
+        raise fail() from None
+    if isinstance(typed, str) and not _is_text(typed):
+        raise fail()
+    if isinstance(typed, float) and math.isnan(typed):
+        raise fail()
+    if flag.choices is not None and typed not in flag.choices:
+        raise fail()
+    return typed
+
+
+def _is_text(value: str) -> bool:
+    """Whether a process can get it as an argument: no NUL, and no byte that is not UTF-8."""
+    return "\0" not in value and not any("\ud800" <= c <= "\udfff" for c in value)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, float) and value.is_integer()

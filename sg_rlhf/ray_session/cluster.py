@@ -8,7 +8,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import psutil
@@ -74,13 +74,12 @@ def start(*, attempts: int = 3, seconds: float = 180.0, **options: Any) -> None:
     for attempt in range(1, attempts + 1):
         before = psutil.Process().children(recursive=True)
         try:
-            with _timeout(seconds):
-                ray.init(address="local", include_dashboard=False, **options)
+            _call_within(seconds, ray.init, address="local", include_dashboard=False, **options)
             return
         except Exception as error:  # Ray raises bare exceptions
             started = {*psutil.Process().children(recursive=True)}
-            with contextlib.suppress(TimeoutError), _timeout(30.0):
-                ray.shutdown()
+            with contextlib.suppress(TimeoutError):
+                _call_within(30.0, ray.shutdown)
             started |= {*psutil.Process().children(recursive=True)}
             kill_all([process for process in started if process not in before], grace_seconds=0.0)
             if attempt == attempts or isinstance(error, ValueError):
@@ -90,24 +89,31 @@ def start(*, attempts: int = 3, seconds: float = 180.0, **options: Any) -> None:
                 ) from error
 
 
-@contextlib.contextmanager
-def _timeout(seconds: float) -> Iterator[None]:
-    """Raise ``TimeoutError`` in the main thread after some seconds; no limit in other threads.
+def _call_within(seconds: float, function: Callable[..., object], **options: Any) -> None:
+    """Call a function, with a time limit if this is the main thread.
 
-    It is raised repeatedly, because the first may be caught by code that catches all errors.
+    The alarm repeats, because the first error may be caught by code that catches all errors.
+
+    Raises:
+        TimeoutError: the function has not returned in time.
     """
+    has_ended = False
 
-    def over(_signum: int, _frame: Any) -> None:
-        raise TimeoutError(f"it was not there after {seconds:g} s")
+    def raise_timeout(_signum: int, _frame: Any) -> None:
+        if not has_ended:
+            raise TimeoutError(f"it was not there after {seconds:g} s")
 
     if threading.current_thread() is not threading.main_thread():
-        yield
+        function(**options)
         return
-    previous = signal.signal(signal.SIGALRM, over)
-    signal.setitimer(signal.ITIMER_REAL, seconds, seconds / 4)
+    previous = signal.signal(signal.SIGALRM, raise_timeout)
     try:
-        yield
+        signal.setitimer(signal.ITIMER_REAL, seconds, seconds / 4)
+        function(**options)
     finally:
+        # An alarm on the way must not raise any more. Python runs signal handlers after calls and
+        # jumps, so none can run before this assignment. A context manager has calls in between.
+        has_ended = True
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
 

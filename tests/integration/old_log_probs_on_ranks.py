@@ -47,7 +47,7 @@ def main(way: str, rows: str, epochs: int, out: Path) -> None:
         ],
         MICRO_BATCH,
     )  # fmt: skip
-    assert old_log_probs.is_needed(args).of == "later"
+    assert old_log_probs.rule_of(args).of == "later"
     attention = packed_attention.VARLEN if packed else "sdpa"
     strategy, actor, optimizer, scheduler = update.prepare(
         args, in_float32=True, packing_samples=packed, attn_implementation=attention

@@ -24,7 +24,7 @@ import torch
 from deepspeed.utils import safe_get_full_optimizer_state
 from non_finite_gradient import MICRO_BATCH, give_back_nan
 
-from sg_rlhf.overlay.learner import nonfinite
+from sg_rlhf.overlay.learner import micro_batches, nonfinite
 
 BOUND = 2
 
@@ -54,7 +54,7 @@ class Run:
         buffer.clear()
         for experience in self.rollout[self.rank :: self.ranks]:
             place = experience.index[0]
-            experience.info = {nonfinite.PLACE: torch.tensor([place])}
+            experience.info = {micro_batches.SAMPLE_INDEX: torch.tensor([place])}
             experience.prompts = [f"prompt {place}"]
             buffer.append(experience)
             experience.index = [place]

@@ -17,9 +17,8 @@ import ray
 
 from sg_rlhf.overlay.reporting import error_report
 from sg_rlhf.overlay.reporting.errors import EngineLost
-from sg_rlhf.overlay.rollout import engine_pool
-from sg_rlhf.overlay.rollout.dispatch import EngineInstance
-from sg_rlhf.overlay.rollout.engine_pool import EnginePool
+from sg_rlhf.overlay.rollout import engine_monitor
+from sg_rlhf.overlay.rollout.engine_pool import EngineInstance, EnginePool
 
 pytestmark = pytest.mark.integration
 
@@ -126,8 +125,8 @@ def test_all_of_it_is_kept(tmp_path: Path) -> None:
 def watches(
     engines: list[Any], seconds: float, run_dir: Path, for_seconds: float, start: float = 600.0
 ) -> str:
-    engine_pool.START_TIMEOUT = start
-    with engine_pool.monitor(EnginePool(engines, 0, lambda: None), seconds, run_dir):
+    engine_monitor.START_TIMEOUT = start
+    with engine_monitor.monitor(EnginePool(engines, 0, lambda: None), seconds, run_dir):
         (run_dir / "watching").touch()
         time.sleep(for_seconds)
     return "through"
@@ -136,19 +135,19 @@ def watches(
 def test_an_engine_that_is_stopped_ends_its_controller_with_a_line(tmp_path: Path) -> None:
     engines = [SGRolloutActor.remote() for _ in range(2)]
     pids = ray.get([engine.process.remote() for engine in engines])
-    (tmp_path / engine_pool.FILE.parent).mkdir()
-    (tmp_path / engine_pool.FILE).write_text("of an earlier run")
+    (tmp_path / engine_monitor.FILE.parent).mkdir()
+    (tmp_path / engine_monitor.FILE).write_text("of an earlier run")
     reference = watches.remote(engines, 10.0, tmp_path, 3600.0)
     await_file(tmp_path / "watching")
     ready, _ = ray.wait([reference], timeout=4)
-    assert not ready and engine_pool.failure_message(tmp_path) is None
+    assert not ready and engine_monitor.failure_message(tmp_path) is None
     os.kill(pids[1], signal.SIGSTOP)
     try:
         with pytest.raises(ray.exceptions.WorkerCrashedError):
             ray.get(reference, timeout=1800)
     finally:
         os.kill(pids[1], signal.SIGKILL)
-    said = engine_pool.failure_message(tmp_path)
+    said = engine_monitor.failure_message(tmp_path)
     assert said is not None and "\n" not in said
     assert said.startswith("rollout engine 1 did not answer for 10 s (sg.engine_timeout): ")
 
@@ -160,7 +159,7 @@ def test_an_engine_that_is_dead_and_that_nobody_misses_ends_it_too(tmp_path: Pat
     reference = watches.remote(engines, 8.0, tmp_path, 3600.0, start=0.0)
     with pytest.raises(ray.exceptions.WorkerCrashedError):
         ray.get(reference, timeout=1800)
-    said = engine_pool.failure_message(tmp_path)
+    said = engine_monitor.failure_message(tmp_path)
     assert said is not None and said.startswith("rollout engine 1 did not answer for 8 s")
 
 
@@ -171,7 +170,7 @@ def test_engines_that_answer_or_die_end_nobody(tmp_path: Path) -> None:
     await_file(tmp_path / "watching")
     os.kill(pid, signal.SIGKILL)
     assert ray.get(reference, timeout=1800) == "through"
-    assert engine_pool.failure_message(tmp_path) is None
+    assert engine_monitor.failure_message(tmp_path) is None
 
 
 def test_a_lost_engine_is_replaced_as_often_as_allowed() -> None:

@@ -145,7 +145,7 @@ def rollout(actor: Any) -> list[Experience]:
                 total_length=torch.tensor([length]),
                 response_length=torch.tensor([response_ids.shape[1]]),
                 index=[index],
-                info={},
+                info={micro_batches.SAMPLE_INDEX: torch.tensor([index])},
             )
         )
     return experiences
@@ -242,7 +242,7 @@ def main(
         if only not in (None, name):
             continue
         strategy.args = arguments(recipe, extra, micro_batch, more)
-        assert micro_batches.variable_size(strategy.args) == in_rounds
+        assert micro_batches.has_variable_size(strategy.args) == in_rounds
         trainer = trainer_of(strategy, actor, optimizer, scheduler, micro_batch)
         mine = experiences[rank::ranks]
         if in_rounds:

@@ -31,8 +31,8 @@ from sg_rlhf.config import load_config  # noqa: E402
 from sg_rlhf.overlay.cpu import platform  # noqa: E402
 from sg_rlhf.overlay.patches import table  # noqa: E402
 from sg_rlhf.overlay.reporting.errors import SyncError  # noqa: E402
-from sg_rlhf.overlay.rollout.dispatch import is_engine_failure  # noqa: E402
 from sg_rlhf.overlay.rollout.engine import SGRolloutActor  # noqa: E402
+from sg_rlhf.overlay.rollout.engine_pool import is_engine_failure  # noqa: E402
 from sg_rlhf.overlay.settings import worker_settings  # noqa: E402
 from sg_rlhf.overlay.weight_sync import log_prob_check  # noqa: E402
 

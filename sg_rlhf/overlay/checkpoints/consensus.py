@@ -32,8 +32,8 @@ def finalize(written: Path, final: Path) -> None:
         OSError: the disk is full, or refuses.
     """
     token = _all_gather_objects(_write_token(written))[0]
-    # A network file system lists a folder from its cache, but asks its server for a name that is
-    # new. So the token is looked up by name, and files are listed by those who wrote them, too.
+    # A network file system may list a folder from a cache, but asks its server for a new name. So
+    # the token is looked up by name, and the files are those that any rank sees.
     if not all(_all_gather_objects((written / token).exists())):
         raise CheckpointError(
             f"checkpoint {final}: not every rank sees this folder: set ckpt.path to a folder on a "
@@ -107,8 +107,9 @@ def select_intact(folder: Path) -> str | None:
         with activity.phase(activity.TRAINER, f"reading checkpoint {tag}"):
             error = _error_in(folder / tag) or (_error_in(critic / tag) if with_critic else None)
         if error is None:
+            if errors:
+                report(f"checkpoint {'; '.join(errors)}; resuming from {tag}")
             if errors and _rank() == 0:
-                _report(f"checkpoint {'; '.join(errors)}; resuming from {tag}")
                 paths.write_latest(folder, tag)
             _all_gather_objects(None)
             return tag
@@ -145,8 +146,8 @@ def _error_in(checkpoint: Path) -> str | None:
         mine = manifest.assign_files(expected, _world_size())[_rank()]
         error = manifest.first_mismatch(checkpoint, expected, mine)
     first = next((e for e in _all_gather_objects(error) if e is not None), None)
-    if first is None and expected is None and _rank() == 0:
-        _report(f"checkpoint {checkpoint.name} has no {manifest.NAME} (older version): not checked")
+    if first is None and expected is None:
+        report(f"checkpoint {checkpoint.name} has no {manifest.NAME} (older version): not checked")
     return first
 
 
@@ -160,10 +161,6 @@ def _expects_manifest(checkpoint: Path) -> bool:
 def report(text: str) -> None:
     """Print a line on the terminal and in the log of the first rank's process."""
     if _rank() == 0:
-        _report(text)
-
-
-def _report(text: str) -> None:
-    print(text, flush=True)
-    with activity.phase(activity.TRAINER, text):
-        pass
+        print(text, flush=True)
+        with activity.phase(activity.TRAINER, text):
+            pass

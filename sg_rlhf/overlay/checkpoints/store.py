@@ -6,8 +6,8 @@ evaluation, ``best_global_step20``. Each folder is written under a temporary nam
 and renamed (:mod:`.paths`). The first kind has a manifest that a resumed run verifies
 (:mod:`.consensus`).
 
-Upstream writes under the final name, prunes only the first kind, so that the second fills the disk,
-and deletes before it saves, which can leave nothing to resume from.
+Upstream writes under the final name. It prunes only the first kind, so that the second fills the
+disk. It deletes before it saves, which can leave nothing to resume from.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sg_rlhf.common.atomic_io import disk_full_context, write_whole
 from sg_rlhf.overlay.checkpoints import consensus, paths, reshard
 from sg_rlhf.overlay.reporting.errors import CheckpointError
 
-_FOLDER_OF_WEIGHTS = re.compile(rf"({paths.TAG.pattern})_hf")
+_HF_FOLDER = re.compile(rf"({paths.TAG.pattern})_hf")
 #: Suffix of the buffers that DeepSpeed's offloading adds to an optimizer's state.
 _OFFLOAD_BUFFER = "_offload_buffer"
 
@@ -134,9 +134,9 @@ def save(
         tag: name of the checkpoint; None for ``global_step{N}``.
         max_num: how many regular checkpoints may stay.
         max_mem: limit of all checkpoints together, in GiB.
-        client_state: what is saved with it.
+        client_state: the controller's state, saved with it.
         save_latest: whether ``latest`` names it.
-        metric_value: the evaluation's metric, which decides what is pruned.
+        metric_value: the evaluation's metric; the checkpoints with the worst are pruned first.
         metric_key: the metric's name.
 
     Raises:
@@ -149,8 +149,8 @@ def save(
     tag = tag or f"global_step{model.global_steps}"
     written = paths.temp_path(folder / tag)
 
-    def prune(keep: int, besides: str = "") -> None:
-        saved = [s for s in saved_in(folder, self._read_ckpt_metric) if s.tag != besides]
+    def prune(keep: int, ignore: str = "") -> None:
+        saved = [s for s in saved_in(folder, self._read_ckpt_metric) if s.tag != ignore]
         for old in to_prune(saved, keep, max_mem * 1024**3, {paths.latest_tag(folder), str(tag)}):
             paths.remove(folder / old)
             self.print(f"deleted checkpoint {folder / old}")
@@ -159,7 +159,7 @@ def save(
         with disk_full_context(folder / tag):
             if self.is_rank_0():
                 folder.mkdir(parents=True, exist_ok=True)
-                prune(max_num if tag.startswith("best") else max_num - 1, besides=tag)
+                prune(max_num if tag.startswith("best") else max_num - 1, ignore=tag)
             # A folder under deletion looks like a leftover of a killed save: delete it only once.
             torch_dist_barrier_and_cuda_sync()
             paths.remove_incomplete(folder)
@@ -201,7 +201,7 @@ def saved_in(folder: Path, metric_of: Callable[[str], float | None]) -> list[Che
     ]
 
 
-def delete_pruned_weights(
+def delete_pruned_hf_folders(
     folder: Path, keep: int, resumable: bool, output_dir: Path | None = None
 ) -> list[str]:
     """Delete the ``_hf`` folders in ``ckpt.path`` that :func:`hf_folders_to_prune` chooses.
@@ -219,7 +219,7 @@ def delete_pruned_weights(
         match[1]: path
         for path in folder.iterdir()
         if path.is_dir()
-        and (match := _FOLDER_OF_WEIGHTS.fullmatch(path.name))
+        and (match := _HF_FOLDER.fullmatch(path.name))
         and (output_dir is None or path.resolve() != output_dir.resolve())
     }
     policy = folder / "_actor"

@@ -105,13 +105,13 @@ def check_nodes(nodes: Sequence[str], run_dir: Path | None) -> None:
         problems = [_problem(address, report, local) for address, report in reports.items()]
         if any(problems):
             raise ClusterError("; ".join(filter(None, problems)))
-        blind = [address for address, r in reports.items() if not ray.get(r).sees_run_dir]
+        without_run_dir = [a for a, r in reports.items() if not ray.get(r).sees_run_dir]
     finally:
         if marker is not None:
             marker.unlink(missing_ok=True)
-    if blind:
+    if without_run_dir:
         raise ClusterError(
-            f"--run-dir {run_dir}: {', '.join(blind)}: no such folder on these machines, "
+            f"--run-dir {run_dir}: {', '.join(without_run_dir)}: no such folder on these machines, "
             "or another one of that name; give a path on a file system that all of them share"
         )
 

@@ -2,8 +2,9 @@
 
 Upstream creates one placement group after the other and waits for each without limit and without a
 message. A model with one GPU per node gets no group at all. On a joined cluster, :func:`reserve`
-creates all groups first: an autoscaler sees the whole demand, the user reads what is missing, and
-no other job can take a part. Upstream then gets these groups from :func:`placement_group`.
+creates all groups first. So an autoscaler sees the whole demand, the user reads which resources are
+missing, and no other job can take a part. Upstream then gets these groups from
+:func:`placement_group`.
 """
 
 from __future__ import annotations
@@ -20,10 +21,8 @@ from ray.util.placement_group import PlacementGroup, placement_group_table, remo
 from ray.util.placement_group import placement_group as create
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from sg_rlhf.config import topology
 from sg_rlhf.config.topology import Group
 from sg_rlhf.overlay.reporting.errors import RunStopped
-from sg_rlhf.overlay.settings.lookup import value_of
 
 #: The resources of one process of a model, or of one worker of an engine.
 BUNDLE = {"GPU": 1.0, "CPU": 1.0}
@@ -54,11 +53,6 @@ class Node:
     address: str
     total: Mapping[str, float] = field(default_factory=dict)
     free: Mapping[str, float] = field(default_factory=dict)
-
-
-def groups(args: Any) -> list[Group]:
-    """The placement groups of a run, in the order in which upstream's ``train`` creates them."""
-    return topology.groups(value_of(args))
 
 
 def bundles(index: int, wanted: Sequence[Group]) -> list[dict[str, float]]:
@@ -109,10 +103,10 @@ def reserve(
     """Create all placement groups of a run, and wait until the cluster has the resources.
 
     Args:
-        wanted: the result of :func:`groups`.
+        wanted: of :func:`sg_rlhf.config.topology.groups`.
         seconds: how long to wait at most.
         say: gets a message while the run waits.
-        hint: what the user may do, for the error message.
+        hint: a remedy, for the error message.
         every: seconds between two messages.
 
     Raises:

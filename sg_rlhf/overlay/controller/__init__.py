@@ -4,15 +4,15 @@
 does each part:
 
 1. Generate: send the prompts to the engines and collect scored responses
-   (``rollout.generator``, ``rollout.dispatch``; in an asynchronous run ``rollout.async_buffer`` has
-   them ready).
+   (``rollout.generator``, ``rollout.dispatch``). An asynchronous run takes them from
+   ``rollout.async_buffer``.
 2. Submit the next prompts of an asynchronous run (``rollout.async_buffer``).
 3. Score: log-probs of policy and reference, KL, advantages, micro-batches
    (``learner.experience_maker``).
 4. Compute statistics and keep samples for the log (``rollout_stats``, ``mixed_scripts``,
    ``sample_log``).
 5. Send the micro-batches to the ranks (``learner.replay_buffer``).
-6. Update the policy (``learner.policy_actor``).
+6. Update the policy (``learner.update``).
 7. Sync the weights to the engines and compare log-probs (``engine_sync``, ``weight_sync``).
 8. Log the row (``metric_log``); save a checkpoint if due (``controller_state``, ``checkpoints``).
 9. Evaluate if due (``evaluation_loop``, ``evaluation``) and save the best checkpoint.

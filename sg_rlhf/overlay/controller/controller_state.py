@@ -33,8 +33,9 @@ class ControllerState:
         """Add a rollout's tokens to those of the run.
 
         Args:
-            generated: of the trained samples, and dropped ones. Filtered ones are added here.
-            trained: in the update.
+            generated: tokens of the trained samples and of the dropped ones. The tokens that
+                dynamic filtering discarded are added here.
+            trained: tokens that took part in the update.
 
         Returns:
             Metrics ``progress/...``.

@@ -50,10 +50,11 @@ class EngineSync:
             self._wait(woken, "an engine did not wake up for it")
         self._broadcast()
 
-    def is_check_due(self) -> bool:
-        """Count a sync that can be checked, and say whether it is to be.
+    def count_sync(self) -> bool:
+        """Count a sync.
 
-        ``sg.sync_check_every`` is the interval; 0 checks the first sync only.
+        Returns:
+            Whether to check it. ``sg.sync_check_every`` is the interval; 0 checks the first alone.
         """
         self._syncs += 1
         every = self._args.sg.sync_check_every

@@ -16,7 +16,7 @@ from typing import Any
 from sg_rlhf.common.statistics import half_width
 from sg_rlhf.config import EvalSet
 
-#: Metrics that are logged for each of several sets, besides ``pass{n}``.
+#: Metrics that are logged for each of several sets, with ``pass{n}``.
 SUMMARIES = (
     "accuracy", "accuracy_ci95", "num_prompts", "reward_mean", "response_length_mean",
     "truncated_rate", "format_ok",
@@ -28,15 +28,22 @@ def compute_eval_metrics(
 ) -> dict[str, float]:
     """Accuracy, pass@n, mean reward and length by data source, and over all prompts.
 
-    ``eval_{source}_accuracy`` (= ``_pass1``) is the mean over prompts of the share of correct
-    responses, ``_accuracy_ci95`` the half width of its normal 95 % interval over prompts,
-    ``_pass{n}`` the share of prompts with any correct response (n = number of samples). A reward
-    function that reports no ``correct`` gets no accuracy, only ``_reward_mean``.
-
     Args:
         eval_dataloader: batches of data sources, prompts, labels and images.
         samples_list: experiences of one response each; the responses of a prompt follow each other.
         n_samples_per_prompt: responses per prompt.
+
+    Returns:
+        Metrics of each source, ``eval_{source}_NAME``, and of all prompts, ``eval_NAME``:
+
+        - ``accuracy``, also as ``pass1``: mean over prompts of the share of correct responses;
+        - ``accuracy_ci95``: half width of its normal 95 % interval over prompts;
+        - ``pass{n}``: share of prompts with a correct response among n;
+        - ``reward_mean``, ``response_length_mean``, ``truncated_rate``, ``format_ok``: means over
+          responses;
+        - ``num_prompts``.
+
+        No accuracy if the reward function reports no ``correct``; {} without samples.
     """
     if not samples_list:
         return {}

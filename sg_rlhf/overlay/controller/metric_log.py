@@ -56,8 +56,8 @@ class MetricLog:
             samples: rows of ``samples.jsonl``.
         """
         numbers = {k: v for k, v in metrics.items() if k != "generated_samples"}
-        found = self._alerts(numbers)
-        numbers, metrics = {**numbers, **found}, {**metrics, **found}
+        alert_metrics = self._alerts(numbers)
+        numbers, metrics = {**numbers, **alert_metrics}, {**metrics, **alert_metrics}
         row = {"global_step": global_step, "time": time.time(), **numbers}
         self.write(jsonl_log.METRICS, [row])
         self.write(jsonl_log.OPTIMIZER_STEPS, optimizer_steps)
@@ -67,12 +67,13 @@ class MetricLog:
             if global_step % self._args.logger.logging_steps == 0:
                 for logger in self._loggers():
                     logger.log_train(global_step, metrics)
-                for tables in (self._wandb, self._trackio):
-                    if tables:
-                        tables.log_samples(global_step, samples)
+                for logger in (self._wandb, self._trackio):
+                    if logger:
+                        logger.log_samples(global_step, samples)
 
     def _loggers(self) -> list[Any]:
-        return [each for each in (self._wandb, self._tensorboard, self._trackio) if each]
+        loggers = (self._wandb, self._tensorboard, self._trackio)
+        return [logger for logger in loggers if logger]
 
     def _alerts(self, numbers: dict[str, Any]) -> dict[str, float]:
         """The step's ``alerts/*``; each alert that begins is printed."""
@@ -81,11 +82,12 @@ class MetricLog:
             self._rows = jsonl_log.read(file) if file is not None and file.exists() else []
         before = self._rows[-1] if self._rows else {}
         self._rows.append(numbers)
-        found = alerts.check(self._rows)
-        for alert in alerts.begun(before, found):
+        active = alerts.check(self._rows)
+        for alert in alerts.begun(before, active):
             activity.show_message(activity.CONTROLLER, f"alert: {alert.message}")
-        self._rows[-1] = {**numbers, **alerts.metrics(found)}
-        return alerts.metrics(found)
+        metrics = alerts.metrics(active)
+        self._rows[-1] = {**numbers, **metrics}
+        return metrics
 
     def _log_optimizer_steps(self, rows: list[dict[str, Any]]) -> None:
         steps = ("optimizer_step", "global_step")

@@ -45,7 +45,7 @@ def _is_mixed(text: str) -> bool:
 
 @functools.cache
 def _script(character: str) -> str:
-    """First word of a letter's Unicode name; "" for what is no letter."""
+    """First word of a letter's Unicode name; "" for other characters."""
     letter = unicodedata.normalize("NFKC", character)[:1]  # full-width and styled letters
     if not unicodedata.category(letter or " ").startswith("L"):
         return ""

@@ -30,16 +30,16 @@ class PromptDataset(Upstream):
     prompts: list[str]
 
     def __init__(self, dataset: Any, tokenizer: Any, strategy: Any, *args: Any, **kwargs: Any):
-        """Read as upstream does. A fault of a row is kept for :meth:`check`."""
+        """Read as upstream does. The error of a row is kept for :meth:`check`."""
         self._args = strategy.args
         data = self._args.data
         fields = PromptSchema(
             data.input_key, data.label_key, data.image_key, data.apply_chat_template
         )
         keep = self._args.sg.contradicting_labels == "keep"
-        self._fault = _fault(dataset, fields, PromptIndex(keep=keep))
-        if self._fault is not None:
-            # Upstream reads a stand-in, so that the run gets as far as `check`.
+        self._row_error = _row_error(dataset, fields, PromptIndex(keep=keep))
+        if self._row_error is not None:
+            # Upstream reads a placeholder, so that the run gets as far as `check`.
             dataset = [{fields.prompt: "-", fields.label or "": "-"}]
         # Upstream reads fields of the row itself.
         rows = map(fields.flat, dataset)
@@ -56,15 +56,15 @@ class PromptDataset(Upstream):
         Raises:
             UnusablePrompts: one line with the remedy.
         """
-        if self._fault is not None:
-            raise UnusablePrompts(self._fault)
+        if self._row_error is not None:
+            raise UnusablePrompts(self._row_error)
         try:
             for prompt in self.prompts[:1]:  # one template made them all
                 chat.check_format(prompt, self._text_tokenizer)
         except ValueError as error:
             raise UnusablePrompts(str(error)) from None
         if not self._counted_before():
-            self._check_room()
+            self._check_lengths()
 
     def _counted_before(self) -> bool:
         """Whether the driver counted the tokens, as it does for local files."""
@@ -72,30 +72,30 @@ class PromptDataset(Upstream):
         names = [name.strip().partition("@")[0] for name in data.prompt_dataset.split(",")]
         return not data.apply_chat_template and all(Path(n).suffix in SUFFIXES for n in names)
 
-    def _check_room(self) -> None:
+    def _check_lengths(self) -> None:
         limits = self._args.data.max_len, self._args.rollout.max_new_tokens
-        room = max_prompt_tokens(*limits)
+        max_tokens = max_prompt_tokens(*limits)
         # A text has no more tokens than bytes, so only long texts are encoded. Upstream adds the
         # tokens of images later.
-        places = [
-            place
-            for place, (text, images) in enumerate(zip(self.prompts, self.images, strict=True))
-            if not images and len(text.encode()) > room
+        rows = [
+            row
+            for row, (text, images) in enumerate(zip(self.prompts, self.images, strict=True), 1)
+            if not images and len(text.encode()) > max_tokens
         ]
-        refused = []
-        for start in range(0, len(places), 4096):
-            part = places[start : start + 4096]
-            texts = [self.prompts[place] for place in part]
+        refused = []  # (tokens, row)
+        for start in range(0, len(rows), 4096):
+            chunk = rows[start : start + 4096]
+            texts = [self.prompts[row - 1] for row in chunk]
             encoded = self._text_tokenizer(texts, add_special_tokens=False)["input_ids"]
-            lengths = [(len(ids), place + 1) for ids, place in zip(encoded, part, strict=True)]
-            refused += [found for found in lengths if found[0] > room]
+            lengths = zip(map(len, encoded), chunk, strict=True)
+            refused += [(tokens, row) for tokens, row in lengths if tokens > max_tokens]
         if refused:
             tokens, row = max(refused)
             why = too_long(tokens, len(refused), *limits)
             raise UnusablePrompts(f"row {row} of the prompts: {why}")
 
 
-def _fault(dataset: Any, fields: PromptSchema, seen: PromptIndex) -> str | None:
+def _row_error(dataset: Any, fields: PromptSchema, seen: PromptIndex) -> str | None:
     try:
         rows = ((f"row {number} of the prompts", row) for number, row in enumerate(dataset, 1))
         for _ in checked(rows, fields, seen):

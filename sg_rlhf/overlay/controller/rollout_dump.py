@@ -65,8 +65,11 @@ def dump(
     return file
 
 
-def as_sent(micro_batches: list[Any], args: Any) -> list[Any]:
-    """The micro-batches in the order in which they go to the ranks."""
+def in_rank_order(micro_batches: list[Any], args: Any) -> list[Any]:
+    """The micro-batches in the order in which they go to the ranks.
+
+    Upstream distributes dynamic micro-batches itself; all others are in that order already.
+    """
     if args.train.dynamic_batch_enable and not is_balanced(args):
         micro_batches = balance_experiences(micro_batches, args)
     return micro_batches

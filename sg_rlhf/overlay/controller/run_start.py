@@ -38,6 +38,22 @@ def prepare_run_dir(
     write_plan(run_dir, plan, nodes)
 
 
+def processes(controller: Any) -> dict[str, Any]:
+    """Ray actors of a run by role.
+
+    Args:
+        controller: upstream's trainer.
+    """
+    groups = {
+        "policy rank": controller.actor_model_group,
+        "reference rank": controller.reference_model_group,
+        "critic rank": controller.critic_model_group,
+        "reward rank": controller.reward_model_group,
+    }
+    ranks = {role: g._actor_handlers for role, g in groups.items() if g is not None}
+    return {**ranks, "rollout engine": controller.vllm_engines or []}
+
+
 def write_plan(run_dir: Path, plan: rollout_plan.Plan, nodes: dict[str, dict[str, Any]]) -> None:
     """Write the number of rollouts and remarks for the terminal.
 

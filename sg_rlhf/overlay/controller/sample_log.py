@@ -29,8 +29,8 @@ class SampleLog:
         self._args, self._tokenizer = args, tokenizer
         self.rows: list[dict[str, Any]] = []
         self.check_batch: CheckBatch = []
-        #: Of each row, the token ids by which the ranks know it.
-        self._sequences: list[list[int]] = []
+        #: Of each row, the sample's index in the rollout.
+        self._indices: list[int] = []
 
     def collect(self, experiences: list[Any], version_runs: list[Any] | None) -> None:
         """Keep samples of a rollout.
@@ -40,17 +40,18 @@ class SampleLog:
             version_runs: weight versions of each sample's tokens, in the order of the prompts; None
                 in a synchronous run.
         """
-        self.rows, self._sequences = [], []
+        self.rows, self._indices = [], []
         samples = [(e, i) for e in experiences for i in range(len(e.sequences))]
         samples.sort(key=lambda sample: sample[0].index[sample[1]])  # by prompts, not by lengths
         size = self._args.rollout.n_samples_per_prompt
         rewards = [float(e.info["reward"][i]) for e, i in samples]
         sg = self._args.sg
-        for k in chosen(len(samples), size, sg.samples_per_step, sg.samples_per_prompt):
+        for k in choose_samples(len(samples), size, sg.samples_per_step, sg.samples_per_prompt):
+            experience, i = samples[k]
             group = slice(k - k % size, k - k % size + size)
-            self.rows.append(
-                self._row(*samples[k], version_runs) | {"group_rewards": rewards[group]}
-            )
+            row = self._row(experience, i, version_runs)
+            self.rows.append(row | {"group_rewards": rewards[group]})
+            self._indices.append(int(experience.index[i]))
         # vLLM refuses a sequence that fills its context: it could not sample a token after it.
         usable = [
             (e, i)
@@ -64,6 +65,12 @@ class SampleLog:
             check_batch.append((e.sequences[i][valid].tolist(), is_response.tolist()))
         self.check_batch = check_batch
 
+    def example(self, experiences: list[Any]) -> list[Any]:
+        """[text of prompt and response, reward] of one sample, for upstream's loggers."""
+        first = experiences[0]
+        text = self._tokenizer.decode(first.sequences[0], skip_special_tokens=True)
+        return [text, first.info["reward"][0].item()]
+
     def responses(self, experiences: list[Any]) -> list[str]:
         """The model's text of every sample, without special tokens."""
         return [
@@ -72,8 +79,8 @@ class SampleLog:
             for sequence, mask in zip(e.sequences, e.action_mask, strict=True)
         ]
 
-    def fill_in_update(self, policy: Any) -> None:
-        """Add what the update computed of each token.
+    def add_update_values(self, policy: Any) -> None:
+        """Add the values of each token that the update computed.
 
         Args:
             policy: upstream's group of the policy's ranks.
@@ -81,13 +88,13 @@ class SampleLog:
         if not self.rows:
             return
         per_rank = ray.get(
-            policy.async_run_method(method_name="sampled_tokens", sequences=self._sequences)
+            policy.async_run_method(method_name="token_values", indices=self._indices)
         )
         for row, results in zip(self.rows, zip(*per_rank, strict=True), strict=True):
-            found: dict[str, list[float]] = next((r for r in results if r is not None), {})
-            for name, values in found.items():
+            values: dict[str, list[float]] = next((r for r in results if r is not None), {})
+            for name, per_token in values.items():
                 if row.get(name) is None:
-                    row[name] = _rounded(values)
+                    row[name] = _rounded(per_token)
             if row.get("update_log_probs") == row["log_probs"]:
                 del row["update_log_probs"]
             row["log_probs"] = row["log_probs"] or []
@@ -116,15 +123,14 @@ class SampleLog:
         }
         if dialogue:
             row["environment"] = self._environment(e.sequences[i][1:], e.action_mask[i].bool())
-        self._sequences.append(e.sequences[i][e.attention_mask[i].bool()].tolist())
         return row
 
     def _environment(self, tokens: torch.Tensor, mask: torch.Tensor) -> list[tuple[int, str]]:
         """Texts that an environment wrote: (number of the model's tokens before it, text)."""
-        own = torch.where(mask)[0].tolist()
+        positions = torch.where(mask)[0].tolist()  # of the model's tokens
         return [
             (k + 1, self._tokenizer.decode(tokens[a + 1 : b].tolist(), skip_special_tokens=False))
-            for k, (a, b) in enumerate(itertools.pairwise(own))
+            for k, (a, b) in enumerate(itertools.pairwise(positions))
             if b > a + 1
         ]
 
@@ -137,19 +143,23 @@ class SampleLog:
         return str(self._tokenizer.decode(tokens.tolist(), skip_special_tokens=False))
 
 
-def chosen(samples: int, group: int, count: int, together: int) -> list[int]:
-    """Which samples of a rollout are kept: the first of a group, from groups at equal distances.
+def choose_samples(samples: int, group: int, count: int, per_prompt: int) -> list[int]:
+    """Choose the samples of a rollout to keep: the first responses to evenly spaced prompts.
 
     Args:
-        samples: of the rollout, group by group.
-        group: responses to a prompt.
-        count: samples that are wanted.
-        together: samples of one group; more where ``count`` needs them.
+        samples: number of samples in the rollout, prompt by prompt.
+        group: responses per prompt.
+        count: samples to keep (``sg.samples_per_step``).
+        per_prompt: samples to keep of a prompt (``sg.samples_per_prompt``); raised where the
+            rollout has too few prompts for ``count``.
+
+    Returns:
+        Indices of samples, at most ``count``.
     """
-    together = max(1, min(group, max(together, -(-count * group // max(1, samples)))))
-    firsts = _evenly_spaced(range(0, samples, group), -(-count // together))
-    found = [first + k for first in firsts for k in range(together) if first + k < samples]
-    return found[:count]
+    per_prompt = max(1, min(group, max(per_prompt, -(-count * group // max(1, samples)))))
+    firsts = _evenly_spaced(range(0, samples, group), -(-count // per_prompt))
+    indices = [first + k for first in firsts for k in range(per_prompt) if first + k < samples]
+    return indices[:count]
 
 
 def _rounded(values: list[float]) -> list[float]:

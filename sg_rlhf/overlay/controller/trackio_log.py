@@ -1,6 +1,7 @@
 """A run's metrics and samples in trackio (https://github.com/gradio-app/trackio).
 
-It keeps them on this machine: `trackio show` draws them. It is in no lock of this project.
+It keeps them on this machine, and `trackio show` draws them. Install it yourself: no requirements
+file of this project has it.
 """
 
 from __future__ import annotations
@@ -51,5 +52,5 @@ class TrackioLogger:
         self._trackio.log(numbers, step=global_step)
 
     def close(self) -> None:
-        """Write what is left."""
+        """Flush and end the run."""
         self._trackio.finish()

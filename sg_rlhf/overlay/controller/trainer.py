@@ -6,9 +6,7 @@ package's docstring lists the steps with the module of each.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,7 +35,7 @@ from sg_rlhf.overlay.learner import nonfinite
 from sg_rlhf.overlay.reporting import activity, graceful_stop
 from sg_rlhf.overlay.reporting.errors import NonFiniteError, RunStopped, Terminated
 from sg_rlhf.overlay.reporting.timing import PhaseTimer
-from sg_rlhf.overlay.rollout import async_buffer, engine_pool
+from sg_rlhf.overlay.rollout import async_buffer, engine_monitor
 from sg_rlhf.overlay.settings import rollout_plan
 from sg_rlhf.overlay.settings.lookup import value_of
 from sg_rlhf.overlay.weight_sync import log_prob_check
@@ -74,7 +72,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         self._async_config = async_config(value_of(self.args))
         self._buffer: async_buffer.AsyncRolloutBuffer | None = None
         self._state = ControllerState(self.samples_generator, self.kl_ctl)
-        self._engine_start: engine_pool.StartMonitor | None = None
+        self._engine_start: engine_monitor.StartMonitor | None = None
         self._clock = self.samples_generator.clock = self.experience_maker.clock = PhaseTimer(
             on_change=self._report_section
         )
@@ -93,10 +91,9 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         self._plan = rollout_plan.plan(len(self.prompts_dataloader), self.args)
 
     def _report_section(self, section: str) -> None:
-        if self._run_dir is not None:
-            belongs_to_previous = section in timing_keys.EXTRA
-            rollout = self._global_step + (not belongs_to_previous)
-            activity.set_status(rollout, section)
+        # The extra sections belong to the rollout before.
+        rollout = self._global_step + (section not in timing_keys.EXTRA)
+        activity.set_status(rollout, section)
 
     def get_max_steps(self) -> int:
         """Optimizer steps of the run. Upstream calls this first, before it starts the ranks.
@@ -108,7 +105,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
             loader.dataset.check()
         rollout_plan.check_prompts(self._plan, self.args)
         if self.vllm_engines:
-            self._engine_start = engine_pool.StartMonitor(
+            self._engine_start = engine_monitor.StartMonitor(
                 self.vllm_engines,
                 self.actor_model_group._actor_handlers,
                 self._run_dir,
@@ -130,7 +127,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         self._engines = self.samples_generator.engines = self._sync.pool
         self._evaluation.pop_replacement_count = self._engines.pop_replacement_count
         try:
-            with engine_pool.monitor(self._engines, self._sg.engine_timeout, self._run_dir):
+            with engine_monitor.monitor(self._engines, self._sg.engine_timeout, self._run_dir):
                 self._fit()
         finally:  # also if the run is stopped
             self._log.close()
@@ -140,7 +137,9 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         resumed_at = int(states["global_step"])
         repeats_evaluation = False
         if self._run_dir is not None:
-            run_start.prepare_run_dir(self._run_dir, resumed_at, self._plan, self._processes())
+            run_start.prepare_run_dir(
+                self._run_dir, resumed_at, self._plan, run_start.processes(self)
+            )
             repeats_evaluation = self._evaluation.was_interrupted(self._run_dir, resumed_at)
         self._restore(states)
         self._clock.pop_row()  # the first rollout's row starts here
@@ -214,25 +213,11 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         self._submit_next_rollouts(rollout_samples, global_step)
         maker = self.experience_maker
         maker.rollout = global_step
-        with self._trainer_lock():
+        # A thread of the async buffer must not restart an engine meanwhile: that calls the ranks.
+        with self._engines.trainer_lock:
             experiences = maker.make_experience_batch(rollout_samples)
             with self._clock.section("logging"):
-                stats = rollout_stats(experiences, self.args.rollout.n_samples_per_prompt)
-                responses = self._sample_log.responses(experiences)
-                stats[mixed_scripts.METRIC] = mixed_scripts.mixed_script_frac(responses)
-                version_runs = [sample.weight_runs for sample in rollout_samples]
-                self._sample_log.collect(
-                    experiences, version_runs if self._async_config is not None else None
-                )
-                example = [
-                    self.tokenizer.decode(experiences[0].sequences[0], skip_special_tokens=True),
-                    experiences[0].info["reward"][0].item(),
-                ]
-                if self._run_dir is not None and self._sg.dump_rollout == global_step + 1:
-                    ranks = rollout_plan.data_parallel_ranks(self.args)["actor"]
-                    rollout_dump.dump(
-                        self._run_dir, global_step + 1, experiences, ranks, maker.reference
-                    )
+                stats = self._log_rollout(rollout_samples, experiences, global_step + 1)
             with self._clock.section("hand_over"):
                 self._send_to_ranks(experiences)
             metrics = self.ppo_train(global_step)
@@ -257,12 +242,32 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         if maker.empty_responses:
             metrics["rollout/empty_responses"] = float(maker.empty_responses)
         metrics["engines/replaced"] = self._engines.pop_replacement_count()
-        metrics["generated_samples"] = example
         self._global_step = self.samples_generator.step = global_step + 1
         return metrics, self._global_step
 
+    def _log_rollout(
+        self, rollout_samples: list[Any], experiences: list[Any], rollout: int
+    ) -> dict[str, Any]:
+        """Keep samples for ``samples.jsonl``, and dump the rollout if ``sg.dump_rollout`` asks.
+
+        Returns:
+            Statistics of the samples by metric name, with ``generated_samples``.
+        """
+        stats: dict[str, Any] = rollout_stats(experiences, self.args.rollout.n_samples_per_prompt)
+        responses = self._sample_log.responses(experiences)
+        stats[mixed_scripts.METRIC] = mixed_scripts.mixed_script_frac(responses)
+        version_runs = [sample.weight_runs for sample in rollout_samples]
+        self._sample_log.collect(
+            experiences, version_runs if self._async_config is not None else None
+        )
+        if self._run_dir is not None and self._sg.dump_rollout == rollout:
+            ranks = rollout_plan.data_parallel_ranks(self.args)["actor"]
+            reference = self.experience_maker.reference
+            rollout_dump.dump(self._run_dir, rollout, experiences, ranks, reference)
+        return stats | {"generated_samples": self._sample_log.example(experiences)}
+
     def _send_to_ranks(self, experiences: list[Any]) -> None:
-        experiences = rollout_dump.as_sent(experiences, self.args)
+        experiences = rollout_dump.in_rank_order(experiences, self.args)
         groups = [g for g in (self.actor_model_group, self.critic_model_group) if g is not None]
         references = []
         for group in groups:
@@ -275,17 +280,17 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
             if self.experience_maker.reference is not None:
                 # Not waited for: a rank runs its calls in order.
                 self.actor_model_group.async_run_method(
-                    method_name="expect_reference", results=self.experience_maker.reference
+                    method_name="set_reference", results=self.experience_maker.reference
                 )
             metrics: dict[str, Any] = super().ppo_train(global_steps)
         with self._clock.section("logging"):
             if self._sg.on_nonfinite == "skip":
                 self._log_nonfinite(metrics, global_steps + 1)
-            self._sample_log.fill_in_update(self.actor_model_group)
+            self._sample_log.add_update_values(self.actor_model_group)
         return metrics
 
     def _log_nonfinite(self, metrics: dict[str, Any], global_step: int) -> None:
-        rows = nonfinite.take(metrics, list(self.experience_maker.skipped_rows))
+        rows = nonfinite.collect_rows(metrics, list(self.experience_maker.skipped_rows))
         self._log.write(jsonl_log.NONFINITE, [{"global_step": global_step, **row} for row in rows])
         if nonfinite.STOP in metrics:
             raise NonFiniteError(metrics[nonfinite.STOP])
@@ -295,7 +300,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         if self._buffer is not None and not self.args.train.partial_rollout_enable:
             with self._clock.section("generation"):
                 self._buffer.drain()
-        with self._trainer_lock():
+        with self._sync.pool.trainer_lock:
             with (
                 self._clock.section("broadcast"),
                 activity.phase(activity.CONTROLLER, "syncing weights"),
@@ -303,7 +308,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
                 self._sync.send()
             self._sync_metrics = {}
             batch = self._sample_log.check_batch  # empty when a resumed run syncs at its start
-            if batch and self._sync.is_check_due():
+            if batch and self._sync.count_sync():
                 with self._clock.section("sync_check"):
                     self._sync_metrics = self._sync.check(batch)
 
@@ -321,19 +326,17 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         )
         self._buffer.submit(global_step, global_step + 1)
 
-    @contextlib.contextmanager
-    def _trainer_lock(self) -> Iterator[None]:
-        """While it is held, no thread of the buffer restarts an engine."""
-        buffer = self._buffer
-        with buffer.trainer_lock if buffer is not None else contextlib.nullcontext():
-            yield
-
     # -- logs and checkpoints ------------------------------------------------------------------
 
     def save_logs_and_checkpoints(
         self, global_step: int, logs_dict: Any = None, client_states: Any = None
     ) -> None:
         """Log a rollout step, and save a checkpoint if one is due or the run is to stop.
+
+        Args:
+            global_step: rollouts trained so far.
+            logs_dict: metrics of the step.
+            client_states: upstream's state of the controller, for the checkpoint.
 
         Raises:
             Terminated: the run was asked to stop.
@@ -378,7 +381,13 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
     def save_best_checkpoint(
         self, eval_metrics: Any, global_step: int, client_states: Any = None
     ) -> None:
-        """Save a checkpoint if the metric of ``ckpt.best_metric_key`` is the best so far."""
+        """Save a checkpoint if the metric of ``ckpt.best_metric_key`` is the best so far.
+
+        Args:
+            eval_metrics: of the evaluation.
+            global_step: rollouts trained so far.
+            client_states: upstream's state of the controller.
+        """
         client_states = self._state.add_to(client_states or {})
         with self._clock.section("checkpoint"):
             super().save_best_checkpoint(eval_metrics, global_step, client_states)
@@ -393,17 +402,6 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
             states["global_step"]
         )
         self._state.restore(states)
-
-    def _processes(self) -> dict[str, Any]:
-        """Ray actors of the run by role."""
-        groups = {
-            "policy rank": self.actor_model_group,
-            "reference rank": self.reference_model_group,
-            "critic rank": self.critic_model_group,
-            "reward rank": self.reward_model_group,
-        }
-        ranks = {role: g._actor_handlers for role, g in groups.items() if g is not None}
-        return {**ranks, "rollout engine": self.vllm_engines or []}
 
 
 #: Upstream starts the controller with ``PPOTrainer.remote(...)``.

@@ -43,6 +43,6 @@ class GlooGroup:
 def stateless_init_process_group(
     master_address: str, master_port: int, rank: int, world_size: int, device: Any
 ) -> GlooGroup:
-    """Upstream's function of this name with gloo in place of NCCL; same arguments."""
+    """Upstream's function of this name, with gloo instead of NCCL; same arguments."""
     del device
     return GlooGroup(master_address, master_port, rank, world_size)

@@ -42,7 +42,7 @@ class CpuDevice(str):
         return "0"
 
 
-def active() -> bool:
+def is_cpu() -> bool:
     """Whether this process trains without CUDA."""
     name = os.environ.get(PLATFORM_VARIABLE)
     if name:
@@ -52,11 +52,6 @@ def active() -> bool:
     import torch
 
     return not torch.cuda.is_available()
-
-
-def on_cuda() -> bool:
-    """Whether this process trains on CUDA."""
-    return not active()
 
 
 def environment() -> dict[str, str]:
@@ -83,7 +78,7 @@ def environment() -> dict[str, str]:
 
 def install() -> None:
     """Set the environment of this process; call it before upstream is imported."""
-    if active():
+    if is_cpu():
         os.environ.update(environment())
 
 
@@ -149,7 +144,7 @@ def has_bf16_units() -> bool:
 
 def emulates_bf16() -> bool:
     """Whether this process trains on a CPU that emulates bf16 products."""
-    return active() and not has_bf16_units()
+    return is_cpu() and not has_bf16_units()
 
 
 def dtype_with_fp32(original: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -179,8 +174,8 @@ def multiply_in_float32(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a linear layer: bf16 inputs are multiplied in float32 and rounded to bf16 once.
 
     A CPU without bf16 units emulates torch's bf16 product. For the tiny model that is 29 times
-    slower than converting, forward and backward. The result is the bf16
-    product with float32 accumulation, as hardware units compute it.
+    slower than converting, forward and backward. The result is the bf16 product with float32
+    accumulation, as hardware units compute it.
     """
     import torch
 
@@ -198,8 +193,8 @@ def multiply_in_float32(original: Callable[..., Any]) -> Callable[..., Any]:
 def attend_in_float32(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap transformers' ``sdpa`` attention: bf16 tensors are computed in float32, rounded once.
 
-    The emulation makes torch's bf16 attention three times slower (same bench). A model looks up the
-    function in transformers' registry at each call.
+    The emulation makes torch's bf16 attention three times slower. A model looks up the function in
+    transformers' registry at each call.
     """
     import torch
 

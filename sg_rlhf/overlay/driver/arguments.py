@@ -48,7 +48,7 @@ def upstream_arguments(config: Config) -> argparse.Namespace:
         str(flat["ds.attn_implementation"]), args.ds.packing_samples, args.ds.ring_attn_size
     )
     args.sg = argparse.Namespace(**config.sg.model_dump())
-    if args.sg.fused_logprobs and not worker_settings.fused_log_probs_fit(args):
+    if args.sg.fused_logprobs and not worker_settings.uses_fused_log_probs(args):
         print("actor.fused_logprobs: off with ds.tensor_parallel_size > 1 or ds.deepcompile")
     return args
 
@@ -126,7 +126,7 @@ def check_platform(args: Any) -> None:
         UnsupportedHere: naming each key and what to use instead.
     """
     value = value_of(args)
-    if not platform.active():
+    if not platform.is_cpu():
         problems = [*optional_packages.missing(value), *cuda_toolkit.unsupported_settings(value)]
         if "flash_attention_2" in args.ds.attn_implementation and flash_attn_shim.absent():
             problems.append(

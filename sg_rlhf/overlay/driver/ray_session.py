@@ -49,7 +49,7 @@ def connect(args: Any, workers: fork_server.ForkServer | None = None) -> bool:
         ClusterError: there is no cluster, or the local one has too few accelerators or CPUs.
     """
     needed = accelerators_needed(args)
-    on_cpu = platform.active()
+    on_cpu = platform.is_cpu()
     # The driver loads tokenizers too.
     os.environ[worker_settings.VARIABLE] = WorkerSettings.from_args(args).to_json()
     runtime: dict[str, Any] = {
@@ -89,12 +89,12 @@ def reserve_placement(args: Any) -> None:
         NotEnoughMachines: resources are still missing after ``sg.cluster_wait`` seconds.
         ClusterError: nodes have other packages than the driver, or do not see the run directory.
     """
-    with activity.phase(activity.DRIVER, activity.PLACES):
+    with activity.phase(activity.DRIVER, activity.RESERVING):
         reservation = placement.reserve(
-            placement.groups(args),
+            topology.groups(value_of(args)),
             args.sg.cluster_wait,
             say=lambda text: activity.show_message(activity.DRIVER, text),
-            hint=_what_to_start(accelerators_needed(args), platform.active()),
+            hint=_what_to_start(accelerators_needed(args), platform.is_cpu()),
         )
     with activity.phase(activity.DRIVER, "comparing the machines' packages"):
         node_check.check_nodes(
@@ -120,7 +120,7 @@ def worker_variables(args: Any, on_cpu: bool) -> dict[str, str]:
         ),
     }
     variables[worker_settings.VARIABLE] = WorkerSettings.from_args(args).to_json()
-    # A worker without a GPU of its own must not take a GPU machine for a CPU machine.
+    # A worker without a GPU must not conclude that the run is without CUDA.
     variables[platform.PLATFORM_VARIABLE] = "cpu" if on_cpu else "cuda"
     variables |= domain_settings.worker_variables(args.sg.domains)
     if on_cpu:

@@ -84,14 +84,14 @@ def update(args: Namespace, file: Path) -> list[dict[str, Any]]:
             strategy, args.actor.model_name_or_path, max_steps=content["step"]
         )
     )
-    experiences = rollout_dump.as_sent(rollout_dump.experiences(content["experiences"]), args)
+    experiences = rollout_dump.in_rank_order(rollout_dump.experiences(content["experiences"]), args)
     ray.get(group.async_run_method_batch(method_name="append", experience=experiences))
     statuses = ray.get(group.async_run_method("fit", kl_ctl=args.algo.kl.init_coef))
     rows: list[dict[str, Any]] = statuses[0]["sg_optimizer_steps"]
     return rows
 
 
-def table(rows: list[dict[str, Any]]) -> str:
+def format_table(rows: list[dict[str, Any]]) -> str:
     """A line per metric, a column per optimizer step, every digit of a number."""
     names = list(rows[0])
     width = max(map(len, names))

@@ -32,7 +32,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM)
 def fork_server_for_cpu() -> Iterator[fork_server.ForkServer | None]:
     """Start the process that workers are forked from, if there is no CUDA."""
     auth_token.set_auth_token()
-    if not (platform.active() and fork_server.enabled()):
+    if not (platform.is_cpu() and fork_server.enabled()):
         yield None
         return
     workers = fork_server.ForkServer()
@@ -62,7 +62,7 @@ def train(
         job: what to do once Ray is there; a function that a worker can import.
 
     Returns:
-        What the job returns.
+        The job's result.
 
     Raises:
         RunStopped: the run stopped on purpose (a reward, a NaN, a failed sync).
@@ -74,8 +74,8 @@ def train(
 
     redaction.mask_namespace(args)  # upstream prints the flags, and wandb keeps them
     local = True
-    if args.sg.run_dir:
-        run_dir = Path(args.sg.run_dir)
+    run_dir = Path(args.sg.run_dir) if args.sg.run_dir else None
+    if run_dir is not None:
         activity.clear(run_dir)
         activity.write_to(activity.log_file(run_dir))
     with redirect_output(args):
@@ -95,15 +95,16 @@ def train(
             with activity.phase(activity.DRIVER, "importing PyTorch, vLLM and OpenRLHF"):
                 if workers is None:
                     table.install_driver()
-                run = _here if workers is None else train_task.prepare()
+                else:
+                    train_task.import_upstream()
             with (
-                activity.phase(activity.DRIVER, activity.WORKERS),
+                activity.phase(activity.DRIVER, activity.STARTING_WORKERS),
                 graceful_stop.GracefulStop(args.sg.run_dir, args.sg.grace_seconds),
             ):
-                return run(job, args)
+                return job(args) if workers is None else train_task.run(job, args)
         except Exception as error:
             reraise_run_error(error)
-            if not local and (lost := node_failure.diagnose(error, _path(args.sg.run_dir))):
+            if not local and (lost := node_failure.diagnose(error, run_dir)):
                 raise LostProcess(lost) from error
             raise
         finally:
@@ -112,14 +113,6 @@ def train(
             session.shut_down(local, args.sg.run_dir, workers=workers)
             for number, handler in previous.items():
                 signal.signal(number, handler)
-
-
-def _here(function: Callable[..., Any], *arguments: Any) -> Any:
-    return function(*arguments)
-
-
-def _path(name: str | None) -> Path | None:
-    return Path(name) if name else None
 
 
 @contextlib.contextmanager
@@ -189,7 +182,7 @@ def main(
             train(args, workers)
         else:
             rows = train(args, workers, functools.partial(replay.update, file=replayed))
-            print(replay.table(rows))
+            print(replay.format_table(rows))
     except (UpstreamChanged, ClusterError, UnusablePrompts) as error:
         print(f"error: {as_typed(redact_text(str(error)))}", file=sys.stderr)
         return 2
@@ -197,18 +190,18 @@ def main(
         print(f"terminated by SIGTERM, {error}{_resume_hint(args)}", file=sys.stderr)
         return 143
     except RunStopped as error:
-        said = as_typed(redact_text(str(error)))
+        message = as_typed(redact_text(str(error)))
         if not isinstance(error, CheckpointError) and args.sg.run_dir:  # else there is none
             during = activity.last_status(Path(args.sg.run_dir))
-            said += f"{during and f'; this was{during}'}{_resume_hint(args)}"
-        print(f"stopped: {said}", file=sys.stderr)
+            message += f"{during and f'; this was{during}'}{_resume_hint(args)}"
+        print(f"stopped: {message}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(f"interrupted{_resume_hint(args)}", file=sys.stderr)
         return 130
     except Exception as error:
         from sg_rlhf.overlay.reporting import error_report
-        from sg_rlhf.overlay.rollout import engine_pool
+        from sg_rlhf.overlay.rollout import engine_monitor
 
         if not args.sg.run_dir:
             raise
@@ -217,21 +210,21 @@ def main(
             error_report.save_traceback(error, Path(args.sg.run_dir))
             or "none: they could not be written"
         )
-        line = engine_pool.failure_message(args.sg.run_dir) or error_report.summarize(error)
-        said = redact_text(f"failed: {line}{during}{_resume_hint(args)}; details: {details}")
-        print(said, file=sys.stderr)
+        line = engine_monitor.failure_message(args.sg.run_dir) or error_report.summarize(error)
+        message = f"failed: {line}{during}{_resume_hint(args)}; details: {details}"
+        print(redact_text(message), file=sys.stderr)
         return 1
     return 0
 
 
 def _resume_hint(args: Any) -> str:
-    """Says from where the same command resumes, for the end of a line."""
+    """The checkpoint that the same command resumes from, as the end of a message."""
     if not args.sg.run_dir:
         return ""
-    found = paths.resume_candidates(Path(args.ckpt.path) / "_actor")
-    if not found:
+    tags = paths.resume_candidates(Path(args.ckpt.path) / "_actor")
+    if not tags:
         return "; there is no checkpoint: the same command starts from the beginning"
-    return f"; the same command resumes from the last checkpoint, {found[0]}"
+    return f"; the same command resumes from the last checkpoint, {tags[0]}"
 
 
 def install_signal_handlers() -> None:

@@ -3,8 +3,8 @@
 A CPU run has six processes: driver, controller, policy, reference, engine and the engine's core.
 Each would spend 15 seconds of a core on the same imports. The fork server
 (:mod:`sg_rlhf.overlay.fork_server.server`) imports once, while the driver checks the recipe and
-starts Ray. The other processes are forks of it: Ray and vLLM start their workers with
-:mod:`sg_rlhf.overlay.fork_server.worker_launcher` in place of ``python``. It is used only without
+starts Ray. The other processes are its forks: Ray and vLLM start their workers with
+:mod:`sg_rlhf.overlay.fork_server.worker_launcher` instead of ``python``. It is used only without
 CUDA, whose state does not survive a fork, and only on a cluster that this run starts.
 """
 
@@ -57,7 +57,7 @@ class ForkServer:
         modules: modules to import.
 
     Attributes:
-        python: path of the launcher, used in place of the interpreter.
+        python: path of the launcher, used instead of the interpreter.
         pid: process id of the server.
     """
 

@@ -10,14 +10,14 @@ import ray
 from sg_rlhf.overlay.reporting.errors import reraise_run_error
 
 
-def prepare() -> Callable[..., Any]:
-    """Import upstream in a worker.
-
-    Returns:
-        Runs a function, with the arguments after it, in such a worker.
-    """
+def import_upstream() -> None:
+    """Import upstream in a worker, which Ray keeps for :func:`run`."""
     ray.get(_import.remote())
-    return lambda function, *arguments: ray.get(_run.remote(function, *arguments))
+
+
+def run(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function in a worker, and return its result."""
+    return ray.get(_run.remote(function, *arguments))
 
 
 # Without CPUs, because these tasks only wait for others. Without retries, because Ray must not

@@ -1,9 +1,9 @@
-"""Takes the place of ``python``: has the fork server make the process.
+"""Runs instead of ``python``: the fork server makes the process.
 
 Run as a file, with the standard library alone:
 ``python -I -S worker_launcher.py SOCKET ARGUMENT...``. It sends its arguments, environment, folder
-and open files to the server on SOCKET, passes on the signals that it gets, and ends with the exit
-status of the forked process. If there is no server, or the server refuses, it becomes the plain
+and open files to the server on SOCKET. It forwards signals to the forked process and ends with the
+exit status of that process. If there is no server, or the server refuses, it becomes the plain
 interpreter and says so.
 """
 

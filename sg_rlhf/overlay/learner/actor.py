@@ -65,18 +65,18 @@ class SGPolicyModelActor(upstream.PolicyModelActor.__ray_metadata__.modified_cla
             self.disable_ds_ckpt, self.save_hf_ckpt = disable_ds, save_hf
         if self.save_hf_ckpt and self.strategy.is_rank_0():
             ckpt = self.strategy.args.ckpt
-            store.delete_pruned_weights(
+            store.delete_pruned_hf_folders(
                 Path(ckpt.path), ckpt.max_num, not ckpt.disable_ds, Path(ckpt.output_dir)
             )
 
-    def sampled_tokens(self, sequences: list[list[int]]) -> list[dict[str, list[float]] | None]:
+    def token_values(self, indices: list[int]) -> list[dict[str, list[float]] | None]:
         """See :meth:`sg_rlhf.overlay.learner.token_record.TokenRecord.lookup`."""
-        found: list[dict[str, list[float]] | None] = self.trainer.token_record.lookup(sequences)
-        return found
+        values: list[dict[str, list[float]] | None] = self.trainer.token_record.lookup(indices)
+        return values
 
-    def expect_reference(self, results: PendingLogProbs) -> None:
+    def set_reference(self, results: PendingLogProbs) -> None:
         """Set the pending reference log-probs of the next update."""
-        self.trainer.reference.expect(results)
+        self.trainer.reference.set_pending(results)
 
     def join_engines(self) -> None:
         """Rebuild the weight sync's group, after an engine was restarted."""
@@ -94,8 +94,8 @@ class SGPolicyModelActor(upstream.PolicyModelActor.__ray_metadata__.modified_cla
     def prompt_log_probs(self, sequences: list[list[int]]) -> list[list[float]]:
         """Log-probs of fixed sequences at temperature 1, for the check of a weight sync.
 
-        In micro-batches of similar length, no larger than those of the passes before the update.
-        Every rank must be called: under ZeRO-3 a forward pass gathers the parameters.
+        A micro-batch has sequences of similar length, at most ``rollout.micro_batch_size``. Every
+        rank must be called: under ZeRO-3 a forward pass gathers the parameters.
 
         Args:
             sequences: token ids.

@@ -1,7 +1,4 @@
-"""Turn a rollout's samples into experience: log-probs, KL, rewards and advantages.
-
-Runs in the controller. The forward passes run on the ranks of each model.
-"""
+"""The controller's scoring of a rollout. The forward passes run on the ranks of each model."""
 
 from __future__ import annotations
 
@@ -23,7 +20,6 @@ from sg_rlhf.algo.advantages import (
 )
 from sg_rlhf.overlay.learner import (
     micro_batches,
-    nonfinite,
     old_log_probs,
     overlapped_reference,
     sample_mask,
@@ -58,7 +54,7 @@ class SGExperienceMaker(upstream.RemoteExperienceMaker):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._kl = kl_dispatcher(self.args, None)
-        self._update_computes_old = old_log_probs.is_needed(self.args).of != "all"
+        self._update_computes_old = old_log_probs.rule_of(self.args).of != "all"
         self._overlaps_reference = (
             self.initial_model_group is not None and overlapped_reference.can_overlap(self.args)
         )
@@ -81,20 +77,19 @@ class SGExperienceMaker(upstream.RemoteExperienceMaker):
                 experiences = micro_batches.training_micro_batches(
                     experiences, self.args, self.rollout, pad_token_id
                 )
-                if micro_batches.into_micro_batches(self.args):
+                if micro_batches.balances_micro_batches(self.args):
                     self.idle_fraction = micro_batches.dp_idle_fraction(experiences, self.args)
             if self._overlaps_reference:
                 self.reference = overlapped_reference.submit(
                     self.initial_model_group, experiences, self.args
                 )
-            # Upstream's replay buffers drop the index.
             for experience in experiences:
-                experience.info[nonfinite.PLACE] = torch.tensor(experience.index)
+                experience.info[micro_batches.SAMPLE_INDEX] = torch.tensor(experience.index)
             return experiences
 
     def split_rollout_samples(self, rollout_samples: list[Any]) -> list[Any]:
         """Cut a rollout into micro-batches for the forward passes, rank after rank."""
-        if not micro_batches.into_micro_batches(self.args):
+        if not micro_batches.balances_micro_batches(self.args):
             split: list[Any] = super().split_rollout_samples(rollout_samples)
             return split
         for i, sample in enumerate(rollout_samples):
@@ -125,14 +120,8 @@ class SGExperienceMaker(upstream.RemoteExperienceMaker):
         with_actor_or_ref = train.colocate_all or train.colocate_actor_ref
         with_critic_or_reward = train.colocate_all or train.colocate_critic_reward
 
-        inputs: dict[str, list[Any]] = {
-            "sequences": [s.sequences for s in samples_list],
-            "action_mask": [s.action_mask for s in samples_list],
-            "attention_mask": [s.attention_mask for s in samples_list],
-        }
-        with_images = dict(inputs)
-        if any(s.mm_train_inputs for s in samples_list):
-            with_images["mm_train_inputs_list"] = [s.mm_train_inputs for s in samples_list]
+        inputs = micro_batches.forward_inputs(samples_list)
+        with_images = inputs | micro_batches.image_inputs(samples_list)
 
         rewards: list[Any] | None = None
         policy: list[Any] | None = None
@@ -202,10 +191,11 @@ class SGExperienceMaker(upstream.RemoteExperienceMaker):
         """Results of a pass per micro-batch, zero outside the response; Nones for no pass."""
         if references is None:
             return [None] * len(samples)
-        copies = self.args.ds.ring_attn_size * self.args.ds.tensor_parallel_size
+        # Ranks that share a sample all return its results.
+        sharing = self.args.ds.ring_attn_size * self.args.ds.tensor_parallel_size
         with self.clock.section(name):
-            of_ranks = ray.get(references)[::copies]
-        results = list(itertools.chain.from_iterable(of_ranks))
+            per_rank = ray.get(references)[::sharing]
+        results = list(itertools.chain.from_iterable(per_rank))
         # Later products with the mask would keep a NaN.
         return [
             values.masked_fill(sample.action_mask == 0, 0.0)
@@ -248,8 +238,14 @@ class SGExperienceMaker(upstream.RemoteExperienceMaker):
     def compute_advantages_and_returns(self, experiences: list[Any]) -> list[Any]:
         """Upstream's advantages; with ``sg.advantage_std=population`` the paper's Eq. 4.
 
-        A response without a token of the policy (an agent's that had no room left) has no part in
-        the update, and its reward none in the statistics of its group. Upstream counts it there.
+        A response can have no token of the policy, if an agent's context was full. It takes no part
+        in the update, nor its reward in the statistics of its group. Upstream counts it there.
+
+        Args:
+            experiences: batches of any size; changed in place.
+
+        Returns:
+            The same, with ``advantages`` and ``returns`` [B, T].
         """
         # Before samples are masked: a masked sample has no tokens, but a valid reward.
         has_tokens = [e.action_mask.bool().any(dim=-1) for e in experiences]
@@ -280,23 +276,24 @@ class SGExperienceMaker(upstream.RemoteExperienceMaker):
         for e in experiences:
             e.rewards = e.rewards.to(torch.promote_types(e.rewards.dtype, torch.float32))
         apply_length_penalties(experiences, args)
-        places = torch.tensor(list(itertools.chain.from_iterable(e.index for e in experiences)))
+        indices = torch.tensor(list(itertools.chain.from_iterable(e.index for e in experiences)))
         rewards = torch.cat([e.rewards for e in experiences])
         counts = torch.cat(has_tokens)
-        order = places.argsort()
+        order = indices.argsort()
         group = args.rollout.n_samples_per_prompt
+        # P prompts of G responses, in the order of the rollout.
         rewards_PG, counts_PG = rewards[order].view(-1, group), counts[order].view(-1, group)
         estimator, std = args.algo.advantage.estimator, args.sg.advantage_std
-        compared = compared_rewards(rewards_PG, counts_PG, estimator, std).flatten()[places]
-        stds = counted_std(rewards_PG, counts_PG).expand(-1, group).flatten()[places]
+        compared = compared_rewards(rewards_PG, counts_PG, estimator, std).flatten()[indices]
+        stds = counted_std(rewards_PG, counts_PG).expand(-1, group).flatten()[indices]
         sizes = [len(e.index) for e in experiences]
-        for e, own, own_stds in zip(
+        for e, compared_B, stds_B in zip(
             experiences, compared.split(sizes), stds.split(sizes), strict=True
         ):
             if group > 1:
-                e.info["group_reward_std"] = own_stds
+                e.info["group_reward_std"] = stds_B
             reward = compute_reward(
-                own, self.kl_ctl.value, e.kl, e.action_mask, args.reward.clip_range
+                compared_B, self.kl_ctl.value, e.kl, e.action_mask, args.reward.clip_range
             )
             e.returns = self.get_cumulative_returns(reward, e.action_mask, 1.0)
             e.advantages = e.returns.clone()

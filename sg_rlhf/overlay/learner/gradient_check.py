@@ -21,10 +21,10 @@ from sg_rlhf.overlay.reporting.errors import NonFiniteError
 #: all ranks, just before the step.
 _GROUP_NORMS = ("get_grad_norm_direct", "complete_grad_norm_calculation_for_cpu_offload")
 #: Parameters named in a message; it counts the others.
-_NAMED = 3
+_MAX_NAMED = 3
 
 #: Gives a model's parameters by name.
-Named = Callable[[], Iterable[tuple[str, Any]]]
+NamedParameters = Callable[[], Iterable[tuple[str, Any]]]
 
 
 class GradientFaults:
@@ -37,7 +37,7 @@ class GradientFaults:
         named: gives the model's parameters by name.
     """
 
-    def __init__(self, optimizer: Any, named: Named) -> None:
+    def __init__(self, optimizer: Any, named: NamedParameters) -> None:
         self._optimizer, self._named = optimizer, named
         self._names: set[str] = set()
         # The class's own methods: a second trainer of this optimizer replaces the first one's.
@@ -58,7 +58,7 @@ class GradientFaults:
         """
         names = [name for name, _ in self._named() if name in self._names]
         self._names = set()
-        where = f" ({listed(names, _NAMED)})" if names else ""
+        where = f" ({listed(names, _MAX_NAMED)})" if names else ""
         return NonFiniteError(
             f"the gradient has NaN or infinite entries{where}, though the loss is finite, at "
             f"optimizer step {step}: nothing was trained on it"
@@ -67,7 +67,7 @@ class GradientFaults:
     def _norm(self, compute: Callable[..., Any], *group: Any) -> Any:
         norm = compute(*group)
         if not float(norm) >= 0.0:
-            self.look(*group)
+            self.record_nonfinite(*group)
         return norm
 
     def _overflow(self, has_overflow: Callable[..., bool], *args: Any, **kwargs: Any) -> bool:
@@ -76,10 +76,10 @@ class GradientFaults:
             optimizer, self._names = self._optimizer, set()
             for i, params in enumerate(optimizer.params_in_partition):
                 gradients = () if optimizer.cpu_offload else (optimizer.averaged_gradients[i],)
-                self.look(*gradients, params)
+                self.record_nonfinite(*gradients, params)
         return overflow
 
-    def look(self, *group: Any) -> None:
+    def record_nonfinite(self, *group: Any) -> None:
         """Add the names of a parameter group's gradients that are not finite; on every rank.
 
         Args:
@@ -95,14 +95,14 @@ class GradientFaults:
             bad = [p for p in params if not math.isfinite(float(norms.get(ids[p], 0.0)))]
         names = {id(parameter): name for name, parameter in self._named()}
         local = [names[id(p)] for p in bad if id(p) in names]
-        self._names |= {name for of_rank in gathered(local) for name in of_rank}
+        self._names |= {name for of_rank in all_gather_objects(local) for name in of_rank}
 
 
 def _is_finite(gradient: torch.Tensor | None) -> bool:
     return gradient is None or bool(torch.isfinite(gradient).all())
 
 
-def gathered(local: Any, group: Any = None) -> list[Any]:
+def all_gather_objects(local: Any, group: Any = None) -> list[Any]:
     """One object of every rank, on every rank.
 
     Args:

@@ -1,9 +1,9 @@
 """Memory metrics of an update, each the largest of all ranks.
 
-``memory/peak_allocated_gib``: the most that torch had allocated in the policy's process.
-``memory/device_used_gib``: memory of the GPU in use by all processes at the end of the update,
-before the allocator returns its cache, so about the peak of the GPU. Without CUDA
-``memory/peak_rss_gib``: the process's largest resident size so far.
+- ``memory/peak_allocated_gib``: the most that torch had allocated in the policy's process.
+- ``memory/device_used_gib``: memory of the GPU in use by all processes at the end of the update.
+  The allocator still has its cache then, so this is about the peak.
+- ``memory/peak_rss_gib``, without CUDA: the process's largest resident size so far.
 """
 
 from __future__ import annotations

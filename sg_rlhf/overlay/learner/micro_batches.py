@@ -27,6 +27,9 @@ from sg_rlhf.plan.time import sequence_flops
 #: Attribute of an experience of :func:`training_micro_batches`: whether its rank's optimizer step
 #: ends with it.
 IS_LAST_OF_STEP = "sg_ends_step"
+#: In an experience's ``info``: [B], index of each sample in the rollout. Upstream's replay buffers
+#: keep it, but not ``index``.
+SAMPLE_INDEX = "sg_place"
 
 
 def is_balanced(args: Any) -> bool:
@@ -39,18 +42,18 @@ def is_balanced(args: Any) -> bool:
     return args.sg.batches == "balanced" and not shared
 
 
-def into_micro_batches(args: Any) -> bool:
+def balances_micro_batches(args: Any) -> bool:
     """Whether they go to micro-batches by length as well; upstream cuts dynamic ones by tokens."""
     return is_balanced(args) and not args.train.dynamic_batch_enable
 
 
-def variable_size(args: Any) -> bool:
+def has_variable_size(args: Any) -> bool:
     """Whether a micro-batch of the update may have any number of samples.
 
     Not with a critic: its replay buffer is upstream's, which cuts micro-batches of one size.
     """
     ranks = rollout_plan.data_parallel_ranks(args)
-    return into_micro_batches(args) and ranks["actor"] > 1 and "critic" not in ranks
+    return balances_micro_batches(args) and ranks["actor"] > 1 and "critic" not in ranks
 
 
 def prepare_strategy(strategy: Any) -> None:
@@ -59,7 +62,7 @@ def prepare_strategy(strategy: Any) -> None:
     Args:
         strategy: upstream's, on a rank of the policy, before it prepares a model.
     """
-    strategy.use_dynamic_batch = strategy.use_dynamic_batch or variable_size(strategy.args)
+    strategy.use_dynamic_batch = strategy.use_dynamic_batch or has_variable_size(strategy.args)
 
 
 def scoring_micro_batches(samples: list[Any], args: Any) -> list[list[int]]:
@@ -90,7 +93,7 @@ def scoring_micro_batches(samples: list[Any], args: Any) -> list[list[int]]:
             ranks,
             size,
             packed=packed,
-            neighbours=worker_settings.shared_prompts_fit(args),
+            neighbours=worker_settings.shares_prompts(args),
         )
     return list(itertools.chain.from_iterable(per_rank))
 
@@ -115,13 +118,13 @@ def training_micro_batches(
     lengths = [int(sample.total_length) for sample in samples]
     steps = batching.optimizer_steps(len(samples), args.train.batch_size, args.train.seed, rollout)
     ranks = rollout_plan.data_parallel_ranks(args)["actor"]
-    size = args.train.micro_batch_size if into_micro_batches(args) else len(steps[0]) // ranks
+    size = args.train.micro_batch_size if balances_micro_batches(args) else len(steps[0]) // ranks
     packed = args.ds.packing_samples
-    if variable_size(args):
+    if has_variable_size(args):
         costs = _costs(lengths, args)
         per_step = batching.variable_size_steps(lengths, steps, ranks, size, costs, packed=packed)
     else:
-        neighbours = worker_settings.shared_prompts_fit(args)
+        neighbours = worker_settings.shares_prompts(args)
         per_step = [
             batching.balance_steps(
                 lengths, [step], ranks, size, packed=packed, neighbours=neighbours
@@ -167,6 +170,19 @@ def dp_idle_fraction(experiences: list[Any], args: Any) -> float:
     ]
     count = len(tokens) // rollout_plan.data_parallel_ranks(args)["actor"]
     return batching.idle_fraction([tokens[i : i + count] for i in range(0, len(tokens), count)])
+
+
+def forward_inputs(micro_batches: Sequence[Any]) -> dict[str, list[Any]]:
+    """Arguments of upstream's ``forward`` on the ranks of a model, without images."""
+    names = ("sequences", "action_mask", "attention_mask")
+    return {name: [getattr(e, name) for e in micro_batches] for name in names}
+
+
+def image_inputs(micro_batches: Sequence[Any]) -> dict[str, list[Any]]:
+    """The images as further arguments; {} if there are none."""
+    if not any(e.mm_train_inputs for e in micro_batches):
+        return {}
+    return {"mm_train_inputs_list": [e.mm_train_inputs for e in micro_batches]}
 
 
 def concat(samples: list[Any], micro_batches: Iterable[list[int]], pad_token_id: int) -> list[Any]:

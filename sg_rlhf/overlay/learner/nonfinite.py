@@ -1,4 +1,4 @@
-"""Skips what is not finite instead of stopping the run (``sg.on_nonfinite=skip``).
+"""Skips non-finite samples and optimizer steps (``sg.on_nonfinite=skip``).
 
 Three levels:
 
@@ -27,14 +27,12 @@ from typing import Any
 
 import torch
 
-from sg_rlhf.overlay.learner import gradient_check
+from sg_rlhf.overlay.learner import gradient_check, micro_batches
 from sg_rlhf.run_dir import jsonl_log
 
-#: In an experience's info: the sample's index in the rollout.
-PLACE = "sg_place"
 #: In a rank's status: rows of ``nonfinite.jsonl``, and why the run stops.
 ROWS, STOP = "sg_nonfinite", "sg_stop"
-SKIPPED_STEPS, LEFT_OUT = "nonfinite/skipped_steps", "nonfinite/samples"
+SKIPPED_STEPS, MASKED_SAMPLES = "nonfinite/skipped_steps", "nonfinite/samples"
 
 
 class TooManySkips(Exception):
@@ -45,7 +43,7 @@ def masked_row(cause: str, message: str, prompts: Iterable[int], count: int) -> 
     """The row of samples that were masked before the update for one cause.
 
     Args:
-        cause: what of them is not finite.
+        cause: name of the values that are not finite.
         message: details in one line.
         prompts: indices of the prompts that have such a sample.
         count: samples that were masked.
@@ -59,16 +57,16 @@ def masked_row(cause: str, message: str, prompts: Iterable[int], count: int) -> 
     }
 
 
-def take(status: dict[str, Any], left_out: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rollout's rows; replaces them in the status by their counts.
+def collect_rows(status: dict[str, Any], masked: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Collect the rollout's rows of ``nonfinite.jsonl``, and count them in the status.
 
     Args:
-        status: of the ranks' update, from which :data:`ROWS` is taken.
-        left_out: the rows of the samples that were masked before it.
+        status: of the ranks' update; :data:`ROWS` is removed, the metrics ``nonfinite/...`` added.
+        masked: the rows of the samples that were masked before it.
     """
-    rows = [*left_out, *status.pop(ROWS, [])]
+    rows = [*masked, *status.pop(ROWS, [])]
     status[SKIPPED_STEPS] = float(sum(row.get("optimizer_step") is not None for row in rows))
-    status[LEFT_OUT] = float(sum(row.get("left_out", 0) for row in rows))
+    status[MASKED_SAMPLES] = float(sum(row.get("left_out", 0) for row in rows))
     return rows
 
 
@@ -76,9 +74,12 @@ class RankSkips:
     """Makes DeepSpeed skip a step whose loss is not finite, and logs the steps that it skips.
 
     A loss that is not finite may have a finite gradient, and the other ranks do not know of it. So
-    the update multiplies it by NaN: then the gradient is NaN on all ranks, and all skip. A skipped
-    step counts in the engine's steps, and moves the learning rate's schedule, which DeepSpeed
-    leaves out: every later step has the rate that the run's plan gives it.
+    the gradient is made NaN: DeepSpeed's reduction carries it to all ranks, and all skip. There are
+    two ways, because neither covers all steps. The update multiplies the loss by NaN, which needs a
+    response token. :meth:`spoil_gradients_of` needs a trained layer below the output head.
+
+    A skipped step counts in the engine's steps. DeepSpeed does not move the learning rate's
+    schedule then; here it moves, so that every later step has its planned rate.
 
     Args:
         args: upstream's nested namespace with ``sg``.
@@ -103,22 +104,24 @@ class RankSkips:
         self._masked: list[int] = []
         self._rows: list[dict[str, Any]] = []
 
-    def begin(self, experience: Any) -> None:
-        """Start a micro-batch; takes its samples' indices out of the metrics.
+    def begin(self, indices: Iterable[Any]) -> None:
+        """Start a micro-batch.
 
         Args:
-            experience: of B samples.
+            indices: of its samples in the rollout.
         """
-        indices = experience.info.pop(PLACE, ())
         self._prompts = [int(index) // self._group_size for index in indices]
         self._step_prompts += self._prompts
         self.loss_failed = False
 
     def spoil_gradients_of(self, model: torch.nn.Module) -> None:
-        """Have a loss that is not finite give NaN to the layers below the output head.
+        """Give the layers below the output head a NaN gradient while ``loss_failed``.
 
-        A product with NaN does not reach them where no token is left: the head then computes no
-        log-prob.
+        Needed if all tokens of a step are masked. Then the loss is 0/0, but no log-prob connects it
+        to the layers.
+
+        Args:
+            model: of the policy, with an output head; without one this does nothing.
         """
 
         def spoiled(gradient: torch.Tensor) -> torch.Tensor:
@@ -149,7 +152,7 @@ class RankSkips:
         """Mask a sample of the replay buffer whose log-probs are not finite."""
         item.action_mask = torch.zeros_like(item.action_mask)
         item.action_log_probs = torch.zeros_like(item.action_log_probs)
-        self._masked.append(int(item.info[PLACE]))
+        self._masked.append(int(item.info[micro_batches.SAMPLE_INDEX]))
 
     def after_step(self, step: int, applied: bool) -> bool:
         """Log an optimizer step that was skipped; every rank must call it.
@@ -168,7 +171,7 @@ class RankSkips:
         local = (self._messages, self._suspects, self._step_prompts)
         self._messages, self._suspects, self._step_prompts = [], [], []
         if not applied:
-            per_rank = gradient_check.gathered(local)
+            per_rank = gradient_check.all_gather_objects(local)
             messages, suspects, prompts = map(_joined, zip(*per_rank, strict=True))
             if messages or not self._has_loss_scale:
                 self._in_a_row += 1
@@ -198,7 +201,7 @@ class RankSkips:
     def pop_rows(self) -> dict[str, Any]:
         """The rows of the update on all ranks; every rank must call it."""
         rows, self._rows = self._rows, []
-        masked = {*_joined(gradient_check.gathered(self._masked))}
+        masked = {*_joined(gradient_check.all_gather_objects(self._masked))}
         self._masked = []
         if masked:
             prompts = {index // self._group_size for index in masked}

@@ -1,9 +1,12 @@
 """Old log-probs without a forward pass over the whole rollout.
 
 Upstream computes them for every sample before the update. Here
-(:func:`sg_rlhf.config.log_probs.old_log_prob_rule`) the samples of a rollout's first optimizer step
-reach the ranks without; the loss takes the current log-probs, detached. For the samples of later
-steps the rank that trains them computes theirs before its update, in the same micro-batches.
+(:func:`sg_rlhf.config.log_probs.old_log_prob_rule`) it depends on the optimizer step:
+
+- In the first step of a rollout the policy has not changed yet. The loss uses the current
+  log-probs, detached.
+- For later steps each rank computes the old log-probs of its samples at the start of the update, in
+  the micro-batches that it will train.
 """
 
 from __future__ import annotations
@@ -12,11 +15,10 @@ import itertools
 from typing import Any
 
 import torch
-from openrlhf.trainer.ppo_utils.experience import make_experience_batch
-from openrlhf.utils.vlm_utils import merge_mm_train_inputs
 
 from sg_rlhf.algo.nonfinite import rows_not_finite
 from sg_rlhf.config.log_probs import OldLogProbRule, old_log_prob_rule
+from sg_rlhf.overlay.learner.replay_buffer import batch_on_device, policy_forward
 from sg_rlhf.overlay.reporting.errors import NonFiniteError
 from sg_rlhf.overlay.settings.lookup import value_of
 
@@ -24,7 +26,7 @@ from sg_rlhf.overlay.settings.lookup import value_of
 _NOISE_KEYS = ("dropout", "pdrop", "jitter")
 
 
-def is_needed(args: Any) -> OldLogProbRule:
+def rule_of(args: Any) -> OldLogProbRule:
     """The rule for upstream's nested namespace with ``sg``."""
     return old_log_prob_rule(value_of(args))
 
@@ -60,10 +62,10 @@ class RankOldLogProbs:
         self._trainer = trainer
 
     def compute_missing(self) -> bool:
-        """Compute those of the samples of later optimizer steps that have none.
+        """Compute the old log-probs of the samples that later optimizer steps train.
 
         Returns:
-            Whether there was anything to compute.
+            Whether any were missing.
 
         Raises:
             NonFiniteError: one is not finite, and ``sg.on_nonfinite=stop``.
@@ -86,20 +88,8 @@ class RankOldLogProbs:
     @torch.no_grad()
     def _compute(self, items: list[Any]) -> None:
         """The forward pass of one micro-batch, as upstream's before the update."""
-        trainer = self._trainer
-        device = torch.cuda.current_device()
-        batch = make_experience_batch(items, trainer.args.ds.packing_samples).to_device(device)
-        images = {}
-        if batch.mm_train_inputs and getattr(trainer.actor, "is_vlm", False):
-            images = merge_mm_train_inputs(batch.mm_train_inputs, device)
-        log_probs = trainer.actor(
-            batch.sequences,
-            batch.action_mask,
-            attention_mask=batch.attention_mask,
-            ring_attn_group=trainer.strategy.ring_attn_group,
-            **images,
-        )
-        _store_rows(items, log_probs)
+        batch = batch_on_device(items, self._trainer.args)
+        _store_rows(items, policy_forward(self._trainer, batch))
         self._check_or_mask(items)
 
     def _check_or_mask(self, items: list[Any]) -> None:
@@ -112,14 +102,14 @@ class RankOldLogProbs:
                 skips.mask_sample(item)
 
     def store(self, items: list[Any], log_probs_BT: torch.Tensor) -> None:
-        """Store the first optimizer step's, of its own pass: for a second epoch.
+        """Store the old log-probs of the first optimizer step, for a second epoch.
 
         Args:
             items: the micro-batch's B samples in the replay buffer.
             log_probs_BT: detached, [B, T], padded on the right.
         """
         _store_rows(items, log_probs_BT)
-        # The step was skipped. A second epoch would divide by them again.
+        # The step is skipped if they are not finite. A second epoch would use them again.
         if self._trainer.skips is not None and self._trainer.max_epochs > 1:
             self._check_or_mask(items)
 

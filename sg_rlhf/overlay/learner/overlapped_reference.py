@@ -2,7 +2,7 @@
 
 Upstream runs the reference over the whole rollout before the update. An optimizer step needs only
 its own samples. If policy and reference share no accelerator, the controller submits one pass per
-optimizer step, and each policy rank fetches its results when it reaches the step. A pass uses the
+optimizer step. Each policy rank fetches its results when it reaches the step. A pass uses the
 micro-batches of the update.
 """
 
@@ -32,13 +32,13 @@ def can_overlap(args: Any) -> bool:
     """
     ranks = rollout_plan.data_parallel_ranks(args)
     return bool(
-        platform.active()
+        platform.is_cpu()
         and args.algo.kl.use_loss
         and args.algo.kl.init_coef > 0
         and args.sg.on_nonfinite != "skip"
-        and micro_batches.into_micro_batches(args)
+        and micro_batches.balances_micro_batches(args)
         # Otherwise the policy's own pass over the rollout comes first.
-        and old_log_probs.is_needed(args).of != "all"
+        and old_log_probs.rule_of(args).of != "all"
         and ranks.get("ref") == ranks["actor"]
     )
 
@@ -62,13 +62,7 @@ def submit(group: Any, experiences: list[Any], args: Any) -> PendingLogProbs:
             experiences[rank * per_rank + i] for rank in range(ranks) for i in range(start, end)
         ]
         start = end
-        inputs: dict[str, list[Any]] = {
-            "sequences": [e.sequences for e in in_step],
-            "action_mask": [e.action_mask for e in in_step],
-            "attention_mask": [e.attention_mask for e in in_step],
-        }
-        if any(e.mm_train_inputs for e in in_step):
-            inputs["mm_train_inputs_list"] = [e.mm_train_inputs for e in in_step]
+        inputs = micro_batches.forward_inputs(in_step) | micro_batches.image_inputs(in_step)
         results.append(group.async_run_method_batch(method_name="forward", **inputs))
     return results
 
@@ -80,12 +74,12 @@ class RankReference:
         self._pending: list[Any] = []
         self._fetched: dict[int, list[torch.Tensor]] = {}
 
-    def expect(self, results: PendingLogProbs) -> None:
+    def set_pending(self, results: PendingLogProbs) -> None:
         """Set the results for the next update."""
         rank = torch.distributed.get_rank()
         self._pending, self._fetched = [per_rank[rank] for per_rank in results], {}
 
-    def give(self, experience: Any, step: int, index: int) -> None:
+    def attach(self, experience: Any, step: int, index: int) -> None:
         """Add the log-probs to a micro-batch, if any are pending.
 
         Args:
@@ -107,6 +101,6 @@ class RankReference:
         )
         experience.base_action_log_probs = log_probs_BT
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Forget the results after an update."""
         self._pending, self._fetched = [], {}

@@ -24,7 +24,7 @@ from sg_rlhf.common.text import listed
 from sg_rlhf.overlay.reporting.errors import FrozenError
 
 #: Names in an error message; it counts the others.
-_NAMED = 8
+_MAX_NAMED = 8
 
 
 class TensorReport(NamedTuple):
@@ -122,7 +122,7 @@ def evaluate(names: Sequence[str], reports: Sequence[TensorReport]) -> list[str]
     count = len({*cut_off, *not_owned})
     if count:
         lines = (
-            f"{fault} {listed(tensors, _NAMED)}" for fault, tensors in frozen.items() if tensors
+            f"{fault} {listed(tensors, _MAX_NAMED)}" for fault, tensors in frozen.items() if tensors
         )
         raise FrozenError(
             f"the first optimizer step did not train {count} of {len(names)} tensors: "

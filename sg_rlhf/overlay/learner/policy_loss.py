@@ -84,12 +84,12 @@ class PolicyLossWithStatistics(nn.Module):
 
     The trainer sets:
         mean_weight: the rollout's mean weight for ``normalize=batch_mean``.
-        context: what the weighting reads besides p (``sg_rlhf.algo.weightings``).
+        context: the weighting's inputs other than p (``sg_rlhf.algo.weightings``).
         prompts: of the B samples, for the message of an error.
         step: number of the optimizer step, for the message of an error.
         lopti_pass: the present pass of ``sg.update=lopti``, or None.
-        on_nonfinite: called with a message, and with a bool per sample that has a number that is
-            not finite, instead of raising ``NonFiniteError`` for a loss that is not.
+        on_nonfinite: called for a loss that is not finite, instead of raising ``NonFiniteError``.
+            Gets a message, and for each sample whether one of its numbers is not finite.
     """
 
     def __init__(self, upstream_loss: Any, args: Any) -> None:

@@ -16,11 +16,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from openrlhf.trainer.ppo_utils.experience import make_experience_batch
 from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer
+from openrlhf.utils.vlm_utils import merge_mm_train_inputs
 from torch.utils.data import DataLoader
 
 from sg_rlhf.config.upstream_flags import PROMPT_MEAN
-from sg_rlhf.overlay.learner import micro_batches, nonfinite
+from sg_rlhf.overlay.learner import micro_batches
 
 #: [optimizer step][micro-batch][sample] -> index in the replay buffer.
 Steps = list[list[list[int]]]
@@ -35,11 +37,12 @@ class MicroBatch:
         step: index of the optimizer step in the epoch.
         index: index of the micro-batch in its optimizer step.
         count: micro-batches of that optimizer step on this rank.
-        loss_info: what upstream's losses divide by: ``dp_size`` (ranks), ``batch_num_tokens`` and
-            ``global_batch_size`` (response tokens, and samples that have one; both of the whole
-            optimizer step on all ranks, over :attr:`UpdateBatching.accumulation`). With
-            ``actor.loss_agg_mode=prompt-mean`` ``global_batch_size`` counts the prompts with a
-            response token, and ``prompt_tokens_B`` has [B] tokens of each sample's prompt.
+        loss_info: the denominators of upstream's losses. ``dp_size``: ranks.
+            ``batch_num_tokens`` and ``global_batch_size``: response tokens, and samples that have
+            one, of the whole optimizer step on all ranks, divided by
+            :attr:`UpdateBatching.accumulation`. With ``actor.loss_agg_mode=prompt-mean``
+            ``global_batch_size`` counts the prompts with a response token, and
+            ``prompt_tokens_B`` [B] has the response tokens of each sample's prompt.
         aux_loss_scale: this micro-batch's share of the optimizer step's samples, times ranks and
             accumulation: 1 where all micro-batches have the same number of samples.
     """
@@ -55,6 +58,41 @@ class MicroBatch:
     def is_last(self) -> bool:
         """Whether the optimizer step is taken after this micro-batch."""
         return self.index == self.count - 1
+
+
+def batch_on_device(samples: list[Any], args: Any) -> Any:
+    """Samples of a replay buffer as one experience on the rank's device.
+
+    Args:
+        samples: B experiences of one sample each.
+        args: upstream's nested namespace.
+    """
+    batch = make_experience_batch(samples, args.ds.packing_samples)
+    return batch.to_device(torch.cuda.current_device())
+
+
+def policy_forward(trainer: Any, batch: Any, **options: Any) -> Any:
+    """The policy's forward pass over a batch, with its images if the model takes them.
+
+    Args:
+        trainer: of this rank.
+        batch: B samples, of :func:`batch_on_device`.
+        options: of upstream's ``Actor.forward``.
+
+    Returns:
+        Log-probs [B, T] of the response tokens; (log-probs, output) with ``return_output``.
+    """
+    images = {}
+    if batch.mm_train_inputs and getattr(trainer.actor, "is_vlm", False):
+        images = merge_mm_train_inputs(batch.mm_train_inputs, batch.sequences.device)
+    return trainer.actor(
+        batch.sequences,
+        batch.action_mask,
+        attention_mask=batch.attention_mask,
+        ring_attn_group=trainer.strategy.ring_attn_group,
+        **options,
+        **images,
+    )
 
 
 class BalancedBuffer(NaiveReplayBuffer):
@@ -102,7 +140,7 @@ class UpdateBatching:
     def __init__(self, strategy: Any) -> None:
         args = strategy.args
         self._strategy = strategy
-        self.cut_by_controller = micro_batches.variable_size(args)
+        self.cut_by_controller = micro_batches.has_variable_size(args)
         self.is_variable = self.cut_by_controller or bool(args.train.dynamic_batch_enable)
         self.accumulation = 1 if self.is_variable else strategy.accumulated_gradient
         self.shuffles = not (
@@ -199,7 +237,7 @@ class UpdateBatching:
     def _prompt(self, item: Any) -> int:
         """Index of a sample's prompt in the rollout."""
         group = self._strategy.args.rollout.n_samples_per_prompt
-        return int(item.info[nonfinite.PLACE]) // int(group)
+        return int(item.info[micro_batches.SAMPLE_INDEX]) // int(group)
 
     def _count_per_prompt(self, buffer: Any, steps: Steps, group: Any) -> torch.Tensor:
         """Response tokens of each prompt of the rollout in each optimizer step on all ranks.

@@ -1,7 +1,7 @@
 """Constants of the loss that are computed over a whole rollout before its update.
 
-One value for all tokens of the rollout, on all ranks, makes a token's weight independent of how the
-rollout is cut into micro-batches, optimizer steps and ranks.
+All ranks use one value for all tokens of the rollout. So a token's weight does not depend on how
+the rollout is cut into micro-batches, optimizer steps and ranks.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from openrlhf.trainer.ppo_utils.experience import make_experience_batch
 
 from sg_rlhf.algo import lopti
 from sg_rlhf.algo.token_weights import weight_sum_and_count
@@ -18,10 +17,11 @@ from sg_rlhf.algo.weightings import Weighting
 from sg_rlhf.algo.weightings.top_entropy import TopEntropy
 from sg_rlhf.overlay.learner import gradient_check
 from sg_rlhf.overlay.learner.policy_loss import token_context
+from sg_rlhf.overlay.learner.replay_buffer import batch_on_device, policy_forward
 
 
 def sum_over_rollout(trainer: Any, value_of_sample: Callable[[Any], torch.Tensor]) -> torch.Tensor:
-    """The sum over the replay buffers of all data-parallel ranks, each of which must call it.
+    """Sum over the replay buffers of all data-parallel ranks; every rank must call it.
 
     Args:
         trainer: of this rank.
@@ -77,23 +77,14 @@ def entropy_threshold(trainer: Any, weighting: TopEntropy, batches: Iterable[lis
         weighting: whose share it is.
         batches: indices in the replay buffer that are computed together.
     """
-    device = torch.cuda.current_device()
     entropies = []
     for indices in batches:
         items = [trainer.replay_buffer.items[i] for i in indices]
-        batch = make_experience_batch(items, trainer.args.ds.packing_samples)
-        batch.to_device(device)
+        batch = batch_on_device(items, trainer.args)
         trainer.actor_loss_fn.context = token_context(batch, weighting)
-        _, output = trainer.actor(
-            batch.sequences,
-            batch.action_mask,
-            attention_mask=batch.attention_mask,
-            return_output=True,
-            ring_attn_group=trainer.strategy.ring_attn_group,
-            return_entropy=True,
-        )
+        _, output = policy_forward(trainer, batch, return_output=True, return_entropy=True)
         entropy_BT = output.entropy[:, -batch.action_mask.shape[1] :]
         entropies.append(entropy_BT[batch.action_mask.bool()].float().cpu())
     group = trainer.strategy.ds_device_mesh["dp"].get_group()
-    per_rank = gradient_check.gathered(torch.cat(entropies), group)
+    per_rank = gradient_check.all_gather_objects(torch.cat(entropies), group)
     return float(weighting.threshold(torch.cat(per_rank)))

@@ -71,7 +71,9 @@ def _indices_not_finite(experience: Any, name: str) -> list[int]:
 
 
 def mask_samples(experience: Any, rows: torch.Tensor, mean_reward: float) -> None:
-    """Mask samples of an experience, and make finite what upstream multiplies by the mask.
+    """Mask samples of an experience, and replace their non-finite values.
+
+    Upstream multiplies values by the mask, and NaN times 0 is NaN.
 
     Args:
         experience: of B samples; changed in place.

@@ -1,4 +1,4 @@
-"""What a rank's update computes of each token, for the samples that the run's log keeps."""
+"""Log-probs and entropies of each token in the latest update, for ``samples.jsonl``."""
 
 from __future__ import annotations
 
@@ -7,23 +7,25 @@ from typing import Any
 
 import torch
 
+from sg_rlhf.overlay.learner.micro_batches import SAMPLE_INDEX
+
 
 class TokenRecord:
     """Log-probs and entropies of one rank's samples in the latest update.
 
-    Of a sample that is trained several times (``train.max_epochs``, ``sg.update=lopti``) it has
-    those of the first time.
+    A sample that is trained several times (``train.max_epochs``, ``sg.update=lopti``) has those of
+    the first time.
     """
 
     def __init__(self) -> None:
-        self._found: list[tuple[torch.Tensor, dict[str, torch.Tensor]]] = []
+        self._values: dict[int, dict[str, torch.Tensor]] = {}
 
     def clear(self) -> None:
-        """Forget the update before."""
-        self._found = []
+        """Forget the previous update."""
+        self._values = {}
 
     def keep(self, items: list[Any], **values: torch.Tensor | None) -> None:
-        """Keep values of a micro-batch's tokens.
+        """Keep values of a micro-batch's response tokens.
 
         Args:
             items: its B samples, as the replay buffer has them.
@@ -34,19 +36,17 @@ class TokenRecord:
         for i, item in enumerate(items):
             mask = item.action_mask.bool()
             row = {name: rows[i][: len(mask)][mask] for name, rows in on_cpu.items()}
-            self._found.append((item.sequences.to("cpu", copy=True), row))
+            self._values.setdefault(int(item.info[SAMPLE_INDEX]), row)
 
-    def lookup(self, sequences: Iterable[list[int]]) -> list[dict[str, list[float]] | None]:
-        """The values of the response tokens of samples.
+    def lookup(self, indices: Iterable[int]) -> list[dict[str, list[float]] | None]:
+        """The values of samples.
 
         Args:
-            sequences: token ids of prompt and response.
+            indices: of the samples in the rollout.
 
         Returns:
-            For each sequence, values by name; None where this rank did not train it.
+            For each sample, field -> value of each response token; None where this rank did not
+            train it.
         """
-        rows = (self._first(torch.tensor(tokens)) for tokens in sequences)
+        rows = (self._values.get(index) for index in indices)
         return [None if row is None else {k: v.tolist() for k, v in row.items()} for row in rows]
-
-    def _first(self, tokens: torch.Tensor) -> dict[str, torch.Tensor] | None:
-        return next((row for known, row in self._found if torch.equal(known, tokens)), None)

@@ -1,9 +1,9 @@
 """The update of the policy on one rank: epochs over the replay buffer, micro-batch by micro-batch.
 
-:class:`SGActorPPOTrainer` does what upstream's ``ActorPPOTrainer`` does, in a loop of its own:
+:class:`SGActorPPOTrainer` replaces the loop of upstream's ``ActorPPOTrainer``:
 
-1. :meth:`~SGActorPPOTrainer.ppo_train` computes what the loss needs of the whole rollout, then
-   trains its epochs (twice, over different tokens, for ``sg.update=lopti``);
+1. :meth:`~SGActorPPOTrainer.ppo_train` computes the constants of the rollout that the loss needs,
+   then trains its epochs (twice, over different tokens, for ``sg.update=lopti``);
 2. :class:`sg_rlhf.overlay.learner.replay_buffer.UpdateBatching` cuts an epoch into micro-batches;
 3. :meth:`~SGActorPPOTrainer.train_micro_batch` computes log-probs, policy loss, KL loss and
    entropy bonus, runs backward, and lets DeepSpeed step at the end of an optimizer step;
@@ -25,8 +25,6 @@ from typing import Any
 
 import torch
 from openrlhf.models.utils import masked_mean
-from openrlhf.trainer.ppo_utils.experience import make_experience_batch
-from openrlhf.utils.vlm_utils import merge_mm_train_inputs
 from tqdm import tqdm
 
 from sg_rlhf.algo import lopti
@@ -35,6 +33,7 @@ from sg_rlhf.algo.weightings.top_entropy import TopEntropy
 from sg_rlhf.overlay.learner import (
     gradient_check,
     memory,
+    micro_batches,
     nonfinite,
     parameter_update_check,
     rollout_constants,
@@ -53,7 +52,13 @@ from sg_rlhf.overlay.learner.policy_loss import (
     kl_dispatcher,
     token_context,
 )
-from sg_rlhf.overlay.learner.replay_buffer import BalancedBuffer, MicroBatch, UpdateBatching
+from sg_rlhf.overlay.learner.replay_buffer import (
+    BalancedBuffer,
+    MicroBatch,
+    UpdateBatching,
+    batch_on_device,
+    policy_forward,
+)
 from sg_rlhf.overlay.learner.sync_trainer import SyncTrainer
 from sg_rlhf.overlay.learner.token_record import TokenRecord
 from sg_rlhf.run_dir import timing_keys
@@ -134,7 +139,7 @@ class SGActorPPOTrainer(SyncTrainer):
         except nonfinite.TooManySkips as error:
             # Not raised: the controller writes the rows before it stops the run.
             status = {nonfinite.STOP: str(error)}
-        self.reference.forget()
+        self.reference.clear()
         if self.skips is not None:
             status |= self.skips.pop_rows()
         norms = [row["actor_grad_norm"] for row in self._log.rows]
@@ -150,7 +155,7 @@ class SGActorPPOTrainer(SyncTrainer):
         return status
 
     def _prepare_rollout(self) -> None:
-        """Compute what the loss reads of the whole rollout before the first micro-batch."""
+        """Compute the old log-probs and constants of the whole rollout that the loss needs."""
         started = time.perf_counter()
         if self.old_log_probs.compute_missing():
             self._seconds["update_old_log_probs"] = time.perf_counter() - started
@@ -245,17 +250,16 @@ class SGActorPPOTrainer(SyncTrainer):
 
     def _load(self, micro_batch: MicroBatch) -> Any:
         """The micro-batch as one experience on the device; sets the loss's context."""
-        experience = make_experience_batch(micro_batch.samples, self.args.ds.packing_samples)
-        experience.to_device(torch.cuda.current_device())
+        experience = batch_on_device(micro_batch.samples, self.args)
         started = time.perf_counter()
-        self.reference.give(experience, micro_batch.step, micro_batch.index)
+        self.reference.attach(experience, micro_batch.step, micro_batch.index)
         self._seconds["update_reference_log_probs"] += time.perf_counter() - started
         loss_fn = self.actor_loss_fn
         loss_fn.prompts = experience.prompts
         loss_fn.step = self.actor.model.global_steps + 1
+        indices = experience.info.pop(micro_batches.SAMPLE_INDEX, ())  # not a metric
         if self.skips is not None:
-            self.skips.begin(experience)
-        experience.info.pop(nonfinite.PLACE, None)  # no metric
+            self.skips.begin(indices)
         # A NaN at a masked position survives a product with the mask.
         for name in _LOG_PROB_FIELDS:
             if (values := getattr(experience, name)) is not None:
@@ -280,18 +284,8 @@ class SGActorPPOTrainer(SyncTrainer):
             The scalar to run backward from, and its terms by metric name.
         """
         args, mask_BT, info = self.args, experience.action_mask, experience.info
-        images = {}
-        if experience.mm_train_inputs and getattr(self.actor, "is_vlm", False):
-            images = merge_mm_train_inputs(experience.mm_train_inputs, experience.sequences.device)
-        log_probs_BT, output = self.actor(
-            experience.sequences,
-            mask_BT,
-            attention_mask=experience.attention_mask,
-            return_output=True,
-            ring_attn_group=self.strategy.ring_attn_group,
-            packed_seq_lens=None,
-            return_entropy=args.actor.entropy_coef is not None,
-            **images,
+        log_probs_BT, output = policy_forward(
+            self, experience, return_output=True, return_entropy=args.actor.entropy_coef is not None
         )
         self._entropy_BT = None
         policy_loss, clip_ratio, ppo_kl, vllm_kl, is_filter_ratio = self.actor_loss_fn(

@@ -40,12 +40,12 @@ def with_torch_adam(original: Callable[..., Any]) -> Callable[..., Any]:
 def use_host_threads(ranks: int) -> None:
     """Let the Adam of ``ds.adam_offload`` use this rank's share of the machine's cores.
 
-    Ray exports ``OMP_NUM_THREADS=1`` to a worker that asks for less than two CPUs, as upstream's
-    do, so the step of a 3B model would be taken by one core. Runs without CUDA keep their number
-    of threads: it decides how their sums are rounded.
+    Ray exports ``OMP_NUM_THREADS=1`` to a worker that asks for less than two CPUs. Upstream's
+    workers do, so one core would compute the step of a 3B model. Runs without CUDA keep their
+    number of threads: it decides how their sums are rounded.
 
     Args:
         ranks: policy ranks on this machine.
     """
-    if not platform.active():
+    if not platform.is_cpu():
         torch.set_num_threads(max(1, resources.cores() // ranks))

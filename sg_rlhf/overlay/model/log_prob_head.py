@@ -133,7 +133,12 @@ def _head_request(model: Any, head: Any, request: _HeadRequest) -> Iterator[None
 
 
 def forward_without_logits(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap upstream's ``Actor.forward``: take log-probs from the head if no logits are needed."""
+    """Wrap upstream's ``Actor.forward``: take log-probs from the head if no logits are needed.
+
+    The wrapped function has upstream's arguments and results. ``sequences``, ``attention_mask``:
+    [B, L]. ``action_mask`` [B, T]: the response tokens, of the last T. Log-probs: float32, [B, T]
+    with ``action_mask`` (0 where it is 0), else [B, L - 1]; ``entropy`` of the output: [B, L - 1].
+    """
 
     @functools.wraps(original)
     def forward(

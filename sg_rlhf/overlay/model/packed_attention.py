@@ -259,7 +259,14 @@ def _rows() -> Any:
 
 
 def cache_row(position_ids: Any, row: PackedRow) -> None:
-    """Make :func:`cached_row` return this row for these positions, which do not determine it."""
+    """Make :func:`cached_row` return this row for a tensor of positions.
+
+    For rows with prefixes, whose samples cannot be found from the positions alone.
+
+    Args:
+        position_ids: [1, T]; the cache holds it weakly.
+        row: of :func:`row_with_prefixes`.
+    """
     _rows()[position_ids] = row
 
 

@@ -91,7 +91,7 @@ PATCHES = (
           f"{_OURS}.patches.free_port:free_port",
           "another program often takes a port of the kernel's range before it is opened"),
     Patch("openrlhf.trainer.ray.vllm_engine", "batch_vllm_engine_call",
-          f"{_OURS}.rollout.engine_pool:after_start",
+          f"{_OURS}.rollout.engine_monitor:after_start",
           "waits without limit for colocated engines to start, to let them sleep", wraps=True),
     # Placement of these actors.
     Patch("openrlhf.cli.train_ppo_ray", "RayActorGroup._initiate_actors",
@@ -166,29 +166,29 @@ PATCHES = (
           when=flash_attn_shim.installed, wraps=True),
     # Without CUDA.
     Patch("torch.cuda", "current_device", f"{_CPU}:current_device",
-          "upstream puts tensors on the CUDA device", when=platform.active),
+          "upstream puts tensors on the CUDA device", when=platform.is_cpu),
     Patch("torch.cuda", "current_stream", f"{_CPU}:current_stream",
-          "upstream passes the stream to the broadcast of the weight sync", when=platform.active),
+          "upstream passes the stream to the broadcast of the weight sync", when=platform.is_cpu),
     Patch("torch.cuda", "set_device", f"{_CPU}:set_device",
-          "upstream calls it in every worker", when=platform.active),
+          "upstream calls it in every worker", when=platform.is_cpu),
     Patch("torch.cuda", "empty_cache", f"{_CPU}:empty_cache",
-          "upstream calls it between phases", when=platform.active),
+          "upstream calls it between phases", when=platform.is_cpu),
     Patch("torch.cuda", "synchronize", f"{_CPU}:synchronize",
-          "upstream calls it at its barriers", when=platform.active),
+          "upstream calls it at its barriers", when=platform.is_cpu),
     Patch("torch.distributed.device_mesh", "init_device_mesh", f"{_CPU}:mesh_on_cpu",
-          "upstream requests a mesh of cuda devices", when=platform.active, wraps=True),
+          "upstream requests a mesh of cuda devices", when=platform.is_cpu, wraps=True),
     Patch("openrlhf.trainer.ray.ppo_actor", "stateless_init_process_group",
           f"{_OURS}.cpu.gloo:stateless_init_process_group",
-          "upstream's weight sync needs NCCL", when=platform.active),
+          "upstream's weight sync needs NCCL", when=platform.is_cpu),
     Patch("openrlhf.utils.utils", "convert_to_torch_dtype", f"{_CPU}:dtype_with_fp32",
-          "accepts bf16 and fp16 only", when=platform.active, wraps=True),
+          "accepts bf16 and fp16 only", when=platform.is_cpu, wraps=True),
     Patch("deepspeed.accelerator.cpu_accelerator", "CPU_Accelerator.is_fp16_supported",
           f"{_CPU}:fp16_supported",
-          "requires fp16 units, but torch computes in fp16 without them", when=platform.active),
+          "requires fp16 units, but torch computes in fp16 without them", when=platform.is_cpu),
     Patch("deepspeed.comm.torch", "build_shm_op", f"{_CPU}:skip_shm_build",
-          "compiles for 20 seconds an operator of tensor-parallel layers", when=platform.active),
+          "compiles for 20 seconds an operator of tensor-parallel layers", when=platform.is_cpu),
     Patch("vllm.model_executor.models.registry", "_run_in_subprocess", f"{_CPU}:run_in_process",
-          "imports vLLM a second time to leave CUDA uninitialised", when=platform.active),
+          "imports vLLM a second time to leave CUDA uninitialised", when=platform.is_cpu),
     Patch("deepspeed.runtime.zero.partition_parameters", "zero3_linear_wrap",
           f"{_CPU}:multiply_in_float32",
           "bf16 products on a CPU without bf16 units are 29 times slower",
@@ -207,7 +207,7 @@ def install() -> None:
     """Install the overlay in this process. Ray calls this first in every worker."""
     platform.install()
     flash_attn_shim.install()
-    if platform.on_cuda():
+    if not platform.is_cpu():
         cuda_home.install()
     if log := worker_settings.current().activity_log:
         activity.write_to(Path(log))

@@ -1,8 +1,8 @@
 """The version of OpenRLHF that the overlay works with.
 
 The overlay subclasses upstream and replaces names in it (:mod:`sg_rlhf.overlay.patches.table`), so
-it fits one version. What it relies on in that version, signatures and call order, is listed and
-checked by tests/unit/overlay/patches/test_upstream_contract.py. Run that test to port the overlay.
+it fits one version. tests/unit/overlay/patches/test_upstream_contract.py lists and checks the
+signatures and the call order that it relies on. Run that test to port the overlay.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Current activity of a run's processes, as rows of one file: ``logs/phases.jsonl``.
 
-Each process appends its own rows, on every node: phases with their progress, messages, and the part
-of a rollout that the controller works on. :mod:`sg_rlhf.overlay.reporting.terminal` shows them, and
-the last line of a run that ended names the last part. A process writes nothing until
+Each process appends its own rows, on every node: phases with their progress, messages, and the
+section of the rollout step that the controller is in. :mod:`sg_rlhf.overlay.reporting.terminal`
+shows them. The last line of a run that ended names the last section. A process writes nothing until
 :func:`write_to` has named the file, so the functions below also work without a run directory.
 """
 
@@ -27,15 +27,15 @@ TRAINER = "trainer"
 CONTROLLER = "controller"
 
 #: The driver's last phase. The phases of the workers say more.
-WORKERS = "starting the workers"
+STARTING_WORKERS = "starting the workers"
 
 #: This phase prints its own progress, so the terminal does not repeat it.
-PLACES = "reserving GPUs and CPUs on the cluster"
+RESERVING = "reserving GPUs and CPUs on the cluster"
 
 #: Minimal seconds between two rows of :func:`show_progress`.
 PROGRESS_SECONDS = 0.5
 
-#: The parts of a rollout (:mod:`sg_rlhf.run_dir.timing_keys`) -> what the user reads.
+#: Section of a rollout step (:mod:`sg_rlhf.run_dir.timing_keys`) -> its name for the user.
 LABELS = {
     "generation": "sampling",
     "engines_wake": "waking the engines",

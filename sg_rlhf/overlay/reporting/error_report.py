@@ -87,13 +87,13 @@ def _cause_line(cause: BaseException) -> str:
 def last_line(lines: list[str]) -> str:
     """The error of a traceback: like one, Ray's text of a worker's error ends with that error.
 
-    Pydantic adds the address of a page to its errors, which tells nobody the cause.
+    Pydantic adds a line with the address of a page to its errors; it is ignored.
 
     Args:
         lines: of the traceback, at least one.
     """
-    told = [line for line in lines if not line.strip().startswith("For further information visit")]
-    return (told or lines)[-1].strip()
+    useful = [n for n in lines if not n.strip().startswith("For further information visit")]
+    return (useful or lines)[-1].strip()
 
 
 def _dead_actor(error: ray.exceptions.RayActorError) -> str:

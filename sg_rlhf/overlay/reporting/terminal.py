@@ -178,7 +178,7 @@ class Progress:
         now = time.time()
         latest = {current.label(): current for current in self._activities.values()}
         if len(latest) > 1 or self._bar is not None:
-            latest.pop(activity.WORKERS, None)
+            latest.pop(activity.STARTING_WORKERS, None)
         return "; ".join(a.text(now) for a in sorted(latest.values(), key=lambda a: a.since))
 
     def _show(self) -> None:
@@ -191,7 +191,7 @@ class Progress:
         elif (
             text
             and not self._bar
-            and not text.startswith(activity.PLACES)
+            and not text.startswith(activity.RESERVING)
             and time.time() - self._last_line >= REPEAT_SECONDS
         ):
             self.say(f"still {text}")
@@ -234,7 +234,13 @@ def nonfinite_line(row: dict[str, Any]) -> str:
 
 
 def keep_worker_logs(session_dir: Path, run_dir: Path) -> None:
-    """Copy the workers' output of a local Ray session into ``logs/`` of the run directory."""
+    """Copy the workers' output of a local Ray session into ``logs/`` of the run directory.
+
+    Secrets in it are hidden.
+
+    Raises:
+        OSError: a file cannot be read or written.
+    """
     target = run_dir / LOGS
     target.mkdir(parents=True, exist_ok=True)
     for path in sorted((session_dir / "logs").glob("worker-*")):

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -57,11 +58,11 @@ class PromptBatch:
 
     def pending(self) -> list[int]:
         """Indices of the prompts that are not completed."""
-        return [place for place in range(len(self.prompts)) if place not in self.completed]
+        return [index for index in range(len(self.prompts)) if index not in self.completed]
 
     def remaining(self) -> int:
         """Number of prompts that are still to be trained."""
-        return sum(bool(self.completed.get(p, True)) for p in range(len(self.prompts)))
+        return sum(bool(self.completed.get(i, True)) for i in range(len(self.prompts)))
 
 
 #: Called with a prompt's index and samples ([] if it was filtered); returns the prompts to submit
@@ -120,9 +121,9 @@ class AsyncRolloutBuffer:
         if self._batches and self._batches[-1].is_epoch_end and not self._epochs:
             return False
         waiting = sum(batch.remaining() for batch in self._batches)
-        last_trained = (
-            next_rollout + -(-(waiting + self.config.request_size) // self.config.batch_size) - 1
-        )
+        # Index of the rollout that trains the last prompt of one more batch.
+        rollouts = math.ceil((waiting + self.config.request_size) / self.config.batch_size)
+        last_trained = next_rollout + rollouts - 1
         if last_trained - version <= self.config.max_in_flight:
             return True
         # If the next rollout is short (remainder, or stale prompts dropped), request more now.
@@ -145,7 +146,7 @@ class AsyncRolloutBuffer:
         if len(batch.prompts) < self.config.request_size:
             self._rows, batch.is_epoch_end = None, True
             self._trim_remainder(batch)
-        # An empty batch takes no number: with a bound of 0 the numbers are those of the rollouts.
+        # An empty batch takes no number: so with a bound of 0 a batch has its rollout's number.
         self._next += bool(batch.prompts)
         self._batches.append(batch)
         self._start(batch)
@@ -155,8 +156,9 @@ class AsyncRolloutBuffer:
         """Drop prompts that fill no rollout, unless they may replace filtered ones."""
         if self.config.drop_stale:
             return
-        ends = [i for i, before in enumerate(self._batches) if before.is_epoch_end]
-        waiting = sum(before.remaining() for before in self._batches[ends[-1] + 1 if ends else 0 :])
+        ends = [i for i, other in enumerate(self._batches) if other.is_epoch_end]
+        in_epoch = self._batches[ends[-1] + 1 if ends else 0 :]
+        waiting = sum(other.remaining() for other in in_epoch)
         rest = (waiting + len(batch.prompts)) % self.config.batch_size
         if self.config.dynamic_filtering and waiting + len(batch.prompts) >= self.config.batch_size:
             return
@@ -166,41 +168,45 @@ class AsyncRolloutBuffer:
         if not batch.pending():
             batch.is_finished = True
             return
-        before = (
-            [] if self.config.partial else [u for u in self._batches if u.number < batch.number]
+        # Engines compute one batch after another: which requests they compute together changes
+        # rounding. Partial rollouts give that up.
+        earlier = [other for other in self._batches if other.number < batch.number]
+        if self.config.partial:
+            earlier = []
+        thread = threading.Thread(
+            target=self._run, args=(batch, earlier), name="rollouts", daemon=True
         )
-        run = threading.Thread(target=self._run, args=(batch, before), name="rollouts", daemon=True)
-        run.start()
+        thread.start()
 
-    def _run(self, batch: PromptBatch, before: list[PromptBatch]) -> None:
+    def _run(self, batch: PromptBatch, earlier: list[PromptBatch]) -> None:
         try:
             with self._changed:
-                self._changed.wait_for(lambda: all(earlier.is_finished for earlier in before))
+                self._changed.wait_for(lambda: all(other.is_finished for other in earlier))
             self._raise_failure()
-            self._sample(batch, lambda place, samples: self._on_prompt_done(batch, place, samples))
+            self._sample(batch, lambda index, samples: self._on_prompt_done(batch, index, samples))
         except BaseException as error:
             self._failure = error
         with self._changed:
             batch.is_finished = True
             self._changed.notify_all()
 
-    def _on_prompt_done(self, batch: PromptBatch, place: int, samples: list[Any]) -> list[Any]:
+    def _on_prompt_done(self, batch: PromptBatch, index: int, samples: list[Any]) -> list[Any]:
         """Store a prompt's samples; for a filtered prompt ([]) return a replacement."""
         with self._changed:
-            batch.completed[place] = samples
+            batch.completed[index] = samples
             batch.n_completed += 1
             batch.n_passed += bool(samples)
-            instead = []
+            replacement = []
             if not samples and self._rows is not None and not batch.is_epoch_end:
-                instead = list(itertools.islice(self._rows, 1))
-                if instead:
-                    batch.prompts += instead
+                replacement = list(itertools.islice(self._rows, 1))
+                if replacement:
+                    batch.prompts += replacement
                     self._drawn += 1
                 else:  # the epoch ends with the last batch that was drawn
                     self._rows = None
                     self._batches[-1].is_epoch_end = True
             self._changed.notify_all()
-            return instead
+            return replacement
 
     def drain(self) -> None:
         """Wait until no request is pending."""
@@ -219,9 +225,7 @@ class AsyncRolloutBuffer:
         """Wait for the samples of rollout ``version`` and remove them from the buffer.
 
         Returns:
-            Samples (none if the epoch's prompts no longer fill a rollout), the share of prompts
-            that passed the filter in %, prompts drawn since the last call, and whether the epoch is
-            over.
+            As :meth:`sg_rlhf.overlay.rollout.generator.SGSamplesGenerator.generate_samples`.
         """
         with self._changed:
             self._resume_from_state()
@@ -229,23 +233,23 @@ class AsyncRolloutBuffer:
                 self._raise_failure()
                 self._drop_stale(version)
                 self.submit(version, version)
-                found = self._collect_ready()
-                if found is not None:
-                    return self._result(found, version)
+                ready = self._collect_ready()
+                if ready is not None:
+                    return self._take(ready, version)
                 self._changed.wait(1.0)
 
-    def _result(
+    def _take(
         self, taken: list[tuple[PromptBatch, int]], version: int
     ) -> tuple[list[Any], float | None, int, bool]:
-        samples = [s for batch, place in taken for s in batch.completed[place]]
-        for batch, place in taken:
-            batch.completed[place] = []
+        samples = [s for batch, index in taken for s in batch.completed[index]]
+        for batch, index in taken:
+            batch.completed[index] = []
         batches = list({id(batch): batch for batch, _ in taken}.values())
         completed = sum(batch.n_completed for batch in batches)
         passed = sum(batch.n_passed for batch in batches)
         for batch in batches:
             batch.n_completed = batch.n_passed = 0
-        share = 100.0 * passed / completed if completed else None
+        pass_rate = 100.0 * passed / completed if completed else None
         drawn, self._drawn = self._drawn, 0
         if not taken:  # the epoch is over
             ends = [i for i, batch in enumerate(self._batches) if batch.is_epoch_end]
@@ -258,12 +262,14 @@ class AsyncRolloutBuffer:
                 self._next = version
         else:
             self._discard_finished()
-        return samples, share, drawn, not taken
+        return samples, pass_rate, drawn, not taken
 
     def _discard_finished(self) -> None:
         """Remove finished batches. The last one of an epoch stays: it marks the end."""
         self._batches = [
-            u for u in self._batches if not u.is_finished or u.is_epoch_end or u.remaining()
+            batch
+            for batch in self._batches
+            if not batch.is_finished or batch.is_epoch_end or batch.remaining()
         ]
 
     def _collect_ready(self) -> list[tuple[PromptBatch, int]] | None:
@@ -276,25 +282,24 @@ class AsyncRolloutBuffer:
             epoch.append(batch)
             if batch.is_epoch_end:
                 break
-        found = []
+        ready = []
         for batch in epoch:
-            for place in range(len(batch.prompts)):
-                if batch.completed.get(place):
-                    found.append((batch, place))
-                elif place not in batch.completed and not self.config.drop_stale:
+            for index in range(len(batch.prompts)):
+                if batch.completed.get(index):
+                    ready.append((batch, index))
+                elif index not in batch.completed and not self.config.drop_stale:
                     return None
-                if len(found) == self.config.batch_size:
-                    return found
-            if (
-                not batch.is_finished and not self.config.drop_stale
-            ):  # a filtered prompt's replacement comes
+                if len(ready) == self.config.batch_size:
+                    return ready
+            # A filtered prompt's replacement may be pending.
+            if not batch.is_finished and not self.config.drop_stale:
                 return None
-        over = bool(epoch) and epoch[-1].is_epoch_end and all(batch.is_finished for batch in epoch)
-        return [] if over or not (epoch or self._epochs or self._rows) else None
+        is_over = bool(epoch) and epoch[-1].is_epoch_end and all(b.is_finished for b in epoch)
+        return [] if is_over or not (epoch or self._epochs or self._rows) else None
 
     def _drop_stale(self, version: int) -> None:
         for batch in self._batches:
-            for place, samples in batch.completed.items():
+            for index, samples in batch.completed.items():
                 ages = [version - oldest_version(s.weight_runs) for s in samples if s.weight_runs]
                 if max(ages, default=0) <= self.config.max_staleness:
                     continue
@@ -304,7 +309,7 @@ class AsyncRolloutBuffer:
                         f"sg.max_staleness={self.config.max_staleness}, although sg.stale=wait"
                     )
                 self._dropped += sum(int(s.action_mask.sum()) for s in samples)
-                batch.completed[place] = []
+                batch.completed[index] = []
         self._discard_finished()
 
     def pop_dropped_tokens(self) -> int:
@@ -315,7 +320,7 @@ class AsyncRolloutBuffer:
     # -- the checkpoint ------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """The data loader's state, and what was drawn and is not trained yet; for a checkpoint.
+        """The data loader's state, and the prompts that were drawn and are not trained yet.
 
         A resumed run submits pending prompts again, with the same seeds. Before its first
         submission this returns the restored state unchanged.
@@ -328,8 +333,8 @@ class AsyncRolloutBuffer:
                     "number": batch.number,
                     "drawn": list(batch.prompts),
                     "answered": {
-                        place: [_to_dict(s) for s in samples]
-                        for place, samples in batch.completed.items()
+                        index: [_to_dict(s) for s in samples]
+                        for index, samples in batch.completed.items()
                     },
                     "last": batch.is_epoch_end,
                     "counts": (batch.n_completed, batch.n_passed),
@@ -362,13 +367,13 @@ class AsyncRolloutBuffer:
         self._drawn = state["drawn"]
         if state["in_epoch"]:
             self._rows = iter(self._loader)
-        for kept in state["units"]:
+        for saved in state["units"]:
             completed = {
-                place: [_to_experience(s) for s in samples]
-                for place, samples in kept["answered"].items()
+                index: [_to_experience(s) for s in samples]
+                for index, samples in saved["answered"].items()
             }
-            batch = PromptBatch(kept["number"], kept["drawn"], completed, kept["last"])
-            batch.n_completed, batch.n_passed = kept.get("counts", (0, 0))
+            batch = PromptBatch(saved["number"], saved["drawn"], completed, saved["last"])
+            batch.n_completed, batch.n_passed = saved.get("counts", (0, 0))
             self._batches.append(batch)
         for batch in self._batches:
             self._start(batch)

@@ -51,15 +51,15 @@ class BatchBarrier:
         """
         if self._failure is not None:
             raise self._failure
-        entered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiting[key] = (add, entered)
+        result: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting[key] = (add, result)
         if self._opening is None:
             self._opening = asyncio.create_task(self._open())
         self._count_one()
-        return await entered
+        return await result
 
     def skip(self) -> None:
-        """Count a request that will not arrive: it failed, or had no room for a response."""
+        """Count a request that will not arrive: it failed, or its prompt fills the context."""
         self._count_one()
 
     def _count_one(self) -> None:
@@ -72,25 +72,25 @@ class BatchBarrier:
             await self._pause()
             try:
                 await self._complete.wait()
-                for _, (add, entered) in sorted(self._waiting.items(), key=lambda one: one[0]):
-                    await _add_request(add, entered)
+                for _, (add, result) in sorted(self._waiting.items(), key=lambda one: one[0]):
+                    await _add_request(add, result)
             finally:
                 await self._resume()
         except BaseException as error:  # a dead engine: fail all requests, later ones too
             self._failure = error
-            for _, entered in self._waiting.values():
-                if not entered.done():
-                    entered.set_exception(error)
+            for _, result in self._waiting.values():
+                if not result.done():
+                    result.set_exception(error)
             if not isinstance(error, Exception):
                 raise
 
 
-async def _add_request(add: AddRequest, entered: asyncio.Future[Any]) -> None:
+async def _add_request(add: AddRequest, result: asyncio.Future[Any]) -> None:
     try:
         added = await add()
     except Exception as error:
-        if not entered.done():
-            entered.set_exception(error)
+        if not result.done():
+            result.set_exception(error)
         return
     with contextlib.suppress(asyncio.InvalidStateError):  # the caller was cancelled
-        entered.set_result(added)
+        result.set_result(added)

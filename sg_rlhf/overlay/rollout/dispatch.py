@@ -8,19 +8,15 @@ included: batch composition changes rounding, so part of a batch would not repro
 from __future__ import annotations
 
 import itertools
-import threading
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import ray
 
-from sg_rlhf.overlay.reporting.errors import EngineReplaced, cause_chain
+from sg_rlhf.overlay.rollout.engine_pool import EnginePool, is_engine_failure
 from sg_rlhf.sampling.request_seeds import SeedKey
-
-#: Raised by vLLM when the process of its core has died (vllm.v1.engine.exceptions).
-DEAD_CORE = "EngineDeadError"
 
 
 class RequestTag(NamedTuple):
@@ -37,45 +33,6 @@ class RequestTag(NamedTuple):
     instance_id: str
     batch: str | None
     batch_size: int
-
-
-class EngineInstance(NamedTuple):
-    """One start of an engine.
-
-    Attributes:
-        name: unique id.
-        node: Ray's id of the node.
-        processes: (process id, start time) of the engine's process and its children.
-        group: Ray's id of the placement group; None for none.
-    """
-
-    name: str
-    node: str
-    processes: tuple[tuple[int, float], ...]
-    group: str | None = None
-
-
-class Engines(Protocol):
-    """The rollout engines of a run. Any of them may be restarted."""
-
-    handles: Sequence[Any]
-    #: Held while the trainer's ranks are called.
-    trainer_lock: threading.Condition
-
-    @property
-    def instances(self) -> list[EngineInstance]:
-        """The current start of each engine."""
-
-    def replace(self, index: int, lost: str) -> None:
-        """Restart a lost engine and send it the policy's weights.
-
-        Args:
-            index: of the engine.
-            lost: id of the lost instance. Does nothing if the engine was restarted since.
-
-        Raises:
-            RunStopped: the engine was lost too often, or does not restart.
-        """
 
 
 @dataclass
@@ -107,7 +64,7 @@ class RolloutDispatcher:
 
     def __init__(
         self,
-        engines: Engines,
+        engines: EnginePool,
         seed: int,
         namespace: str,
         step: int,
@@ -201,17 +158,3 @@ def _assign_batches(requests: Sequence[_Request]) -> None:
         responses[request.engine] = responses.get(request.engine, 0) + request.num_samples
     for request in requests:
         request.batch, request.batch_size = batch, responses[request.engine]
-
-
-def engine_names(indices: Sequence[int]) -> str:
-    """Engines for a message: "engine 0", "engines 0, 2"."""
-    return f"engine{'s' if len(indices) > 1 else ''} {', '.join(map(str, indices))}"
-
-
-def is_engine_failure(error: BaseException) -> bool:
-    """Whether an error of an engine call means that its process, or its core's, is gone."""
-    return any(
-        isinstance(e, (ray.exceptions.RayActorError, EngineReplaced))
-        or type(e).__name__ == DEAD_CORE
-        for e in cause_chain(error)
-    )

@@ -27,7 +27,8 @@ from sg_rlhf.overlay.fork_server import client as fork_server
 from sg_rlhf.overlay.reporting import activity
 from sg_rlhf.overlay.reporting.errors import EngineReplaced, RewardError
 from sg_rlhf.overlay.rollout.batch_barrier import BatchBarrier
-from sg_rlhf.overlay.rollout.dispatch import EngineInstance, RequestTag
+from sg_rlhf.overlay.rollout.dispatch import RequestTag
+from sg_rlhf.overlay.rollout.engine_pool import EngineInstance
 from sg_rlhf.overlay.rollout.executors import check_agent_rewards
 from sg_rlhf.overlay.settings import worker_settings
 from sg_rlhf.run_dir.weight_versions import append_version
@@ -82,7 +83,7 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
         settings = worker_settings.current()
         kwargs["dtype"] = settings.engine_dtype
         kwargs["trust_remote_code"] = kwargs.get("model") in settings.trusted_models
-        if platform.active():
+        if platform.is_cpu():
             fork_server.use_for_subprocesses()  # the engine's core
             kwargs["worker_extension_cls"] = CPU_WORKER_EXTENSION
             if not platform.has_bf16_units():
@@ -97,11 +98,11 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
         self._expects_reward = bool(remote_rm_url)
         self._instance_id = uuid.uuid4().hex
         # Elsewhere results vary with more than the batch composition.
-        self._deterministic = platform.active() or bool(kwargs.get("full_determinism"))
+        self._deterministic = platform.is_cpu() or bool(kwargs.get("full_determinism"))
         self._barrier: tuple[str, BatchBarrier] | None = None
         with activity.phase(activity.ENGINE, "starting vLLM and loading the model"):
             await super().__init__(*args, remote_rm_url=remote_rm_url, **kwargs)
-            if platform.active():
+            if platform.is_cpu():
                 await self.llm.collective_rpc("draw_by_seed")
             await self.set_weight_version(0)
         check_agent_rewards(self.executor)
@@ -115,9 +116,9 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
         """
         while not self.llm.errored:
             await asyncio.sleep(DEAD_CORE_SECONDS)
-        for answer in self.llm.engine_core.utility_results.values():
-            if not answer.done():
-                answer.set_exception(self.llm.dead_error)
+        for call in self.llm.engine_core.utility_results.values():
+            if not call.done():
+                call.set_exception(self.llm.dead_error)
 
     async def generate_responses(
         self,
@@ -135,7 +136,16 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
         A response ends with the turn of the prompt's chat format.
 
         Args:
+            prompt: its text.
+            label: the reference answer, for the reward function.
+            sampling_params: vLLM's; a copy is changed.
+            *args: of upstream's method, as ``**kwargs``.
+            hf_tokenizer: of the policy.
+            num_samples: responses.
             tag: seeds the responses; without it they differ on each call.
+
+        Returns:
+            The executor's fields of each response, with ``weight_versions`` if there is a ``tag``.
 
         Raises:
             RewardError: a response has no valid reward.
@@ -159,18 +169,18 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
             sampling_params.all_stop_token_ids.update(ends)  # min_tokens masks these
 
         async def respond(number: int) -> Any:
-            made = None if tag is None else _Response(tag.seed_key, number, barrier)
-            _response.set(made)  # of this task only
+            response = None if tag is None else _Response(tag.seed_key, number, barrier)
+            _response.set(response)  # of this task only
             try:
-                (output,) = await one(prompt, label, sampling_params, *args, **kwargs)
-                if made is not None:
-                    output["weight_versions"] = made.version_runs
+                (output,) = await generate_one(prompt, label, sampling_params, *args, **kwargs)
+                if response is not None:
+                    output["weight_versions"] = response.version_runs
                 return output
             finally:
-                if made is not None and made.barrier is not None and not made.turn:
-                    made.barrier.skip()
+                if response is not None and response.barrier is not None and not response.turn:
+                    response.barrier.skip()
 
-        one = functools.partial(
+        generate_one = functools.partial(
             super().generate_responses, hf_tokenizer=hf_tokenizer, num_samples=1
         )
         outputs = await asyncio.gather(*map(respond, range(num_samples)))
@@ -193,6 +203,14 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
         """Upstream's vLLM request, with the seed of the current response.
 
         The first requests of a batch start together (:mod:`.batch_barrier`).
+
+        Args:
+            prompt_token_ids: the context.
+            sampling_params: vLLM's; a copy gets the seed.
+            multi_modal_data: images of the prompt.
+
+        Returns:
+            vLLM's finished ``RequestOutput``.
         """
         response = _response.get()
         if response is None:
@@ -293,15 +311,19 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
         await self.llm.is_sleeping()
 
     async def receive_bucket(
-        self, wire: Any, first: bool, last: bool, handles: Any = None
+        self, metadata: Any, first: bool, last: bool, handles: Any = None
     ) -> list[str | None]:
         """Receive one bucket of a weight sync in every worker.
+
+        Args:
+            metadata, first, last, handles: of
+                :meth:`sg_rlhf.overlay.weight_sync.receiver.BucketWorkerWrap.receive_bucket`.
 
         Returns:
             An error message per worker; None where there is none.
         """
         errors: list[str | None] = await self.llm.collective_rpc(
-            "receive_bucket", args=(wire, first, last, handles)
+            "receive_bucket", args=(metadata, first, last, handles)
         )
         return errors
 

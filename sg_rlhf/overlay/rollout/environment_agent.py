@@ -1,7 +1,7 @@
 """Rollouts of a domain with an environment: `train.agent_func_path: domain:NAME`.
 
-Upstream's own `MultiTurnAgentExecutor` has no stop strings, no limit for a turn or a reply, and
-changes the sampling parameters that all rollouts of a prompt share. Nothing of it is used here.
+Upstream's `MultiTurnAgentExecutor` is not used. It has no stop strings, and no limit for a turn or
+a reply. It also changes the sampling parameters that all rollouts of a prompt share.
 """
 
 from __future__ import annotations
@@ -66,8 +66,16 @@ class EnvironmentAgent(AgentExecutorBase):
     ) -> dict[str, Any]:
         """Sample and grade one rollout.
 
-        `sampling_params.max_tokens` is the budget of the whole response, replies included; a prompt
-        that leaves less than that of `max_length` loses its beginning, as in upstream.
+        Args:
+            prompt: its text. As in upstream it loses its beginning if it leaves less than the
+                response's budget of `max_length`.
+            label: the reference answer.
+            sampling_params: vLLM's. `max_tokens` is the budget of the whole response, replies of
+                the environment included.
+            max_length: tokens of prompt and response.
+            hf_tokenizer: of the policy.
+            llm_engine: the engine's actor, which samples a turn.
+            images: must be empty.
 
         Returns:
             The fields that upstream's executors return.

@@ -23,7 +23,8 @@ from sg_rlhf.overlay.rollout.async_buffer import (
     OnPromptDone,
     PromptBatch,
 )
-from sg_rlhf.overlay.rollout.dispatch import Engines, RolloutDispatcher
+from sg_rlhf.overlay.rollout.dispatch import RolloutDispatcher
+from sg_rlhf.overlay.rollout.engine_pool import EnginePool
 from sg_rlhf.overlay.settings import worker_settings
 from sg_rlhf.run_dir import timing_keys
 
@@ -40,9 +41,9 @@ class SGSamplesGenerator(upstream.SamplesGenerator):
       rest, whose batches do not divide evenly (:mod:`sg_rlhf.overlay.settings.rollout_plan`).
     - Responses are in the order of their prompts and not of their completion, and a lost engine is
       replaced (:mod:`sg_rlhf.overlay.rollout.dispatch`).
-    - A dialogue's response length counts the model's own tokens. Upstream takes the distance from
-      the first to the last of them, so text that an environment wrote in between would count in
-      the metrics and in the overlong penalty.
+    - A dialogue's response length counts the model's tokens alone. Upstream takes the distance from
+      the first to the last of them. An environment's text in between would then count in the
+      metrics and in the overlong penalty.
 
     Attributes:
         clock: of the controller.
@@ -54,7 +55,7 @@ class SGSamplesGenerator(upstream.SamplesGenerator):
     args: Any
     vllm_engines: Any
     clock: PhaseTimer = PhaseTimer()
-    engines: Engines
+    engines: EnginePool
     step = 0
     buffer: AsyncRolloutBuffer | None = None
     #: Names in ``extra_logs`` of the first response.
@@ -78,9 +79,9 @@ class SGSamplesGenerator(upstream.SamplesGenerator):
         An asynchronous run takes them from its buffer, once they are complete.
 
         Returns:
-            Samples (none if the epoch's prompts do not fill a rollout), the share of prompts that
-            passed dynamic filtering in % (None without it), prompts read from the data set, and
-            whether the epoch is over.
+            (samples, pass_rate, drawn, is_over): samples, none if the rest of the epoch does not
+            fill a rollout; the share of prompts in % that passed dynamic filtering, None without
+            it; prompts read from the data set; whether the epoch is over.
         """
         if self.buffer is not None:
             with self.clock.section("generation"):  # waiting
@@ -171,7 +172,7 @@ class SGSamplesGenerator(upstream.SamplesGenerator):
         self,
         batch: PromptBatch,
         on_prompt_done: OnPromptDone,
-        engines: Engines,
+        engines: EnginePool,
         **kw: Any,
     ) -> None:
         """Responses to the pending prompts of a batch. Runs in a thread of the async buffer.
@@ -199,7 +200,7 @@ class SGSamplesGenerator(upstream.SamplesGenerator):
         self,
         config: AsyncConfig,
         states: dict[str, Any],
-        engines: Engines,
+        engines: EnginePool,
         generate_kwargs: dict[str, Any],
     ) -> AsyncRolloutBuffer:
         """Take rollouts from a buffer from now on. It submits no prompt yet.
@@ -244,7 +245,7 @@ class SGSamplesGenerator(upstream.SamplesGenerator):
             temperature=kw.get("temperature", 1.0),
             top_p=kw.get("top_p", 1.0),
             top_k=kw.get("top_k", -1),
-            max_tokens=kw.get("max_new_tokens"),  # None: what the context leaves
+            max_tokens=kw.get("max_new_tokens"),  # None: the rest of the context
             min_tokens=kw.get("min_new_tokens", 1),
             skip_special_tokens=kw.get("skip_special_tokens", False),
             logprobs=1 if wants_log_probs else None,

@@ -40,15 +40,20 @@ class Plan:
 
 
 def plan(prompts: int, args: Any) -> Plan:
-    """The rollouts and optimizer steps of ``prompts`` prompts an epoch; see :class:`Plan`."""
+    """Count the rollouts and optimizer steps of a run.
+
+    Args:
+        prompts: prompts of the data set, which an epoch reads once.
+        args: upstream's nested namespace.
+    """
     size = args.rollout.batch_size
-    each, left_out = divmod(prompts, size)
-    rollouts = each * args.train.num_episodes
+    epoch_rollouts, left_out = divmod(prompts, size)
+    rollouts = epoch_rollouts * args.train.num_episodes
     steps = size * args.rollout.n_samples_per_prompt // args.train.batch_size
     return Plan(
         prompts=prompts,
         left_out=0 if args.algo.dynamic_filtering_enable else left_out,
-        epoch_rollouts=each,
+        epoch_rollouts=epoch_rollouts,
         rollouts=rollouts,
         optimizer_steps=rollouts * steps * args.train.max_epochs,
     )

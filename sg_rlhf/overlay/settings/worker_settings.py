@@ -31,7 +31,7 @@ class WorkerSettings:
         share_prompts: a packed row holds each prompt once (``sg.share_prompts``).
         rotary_fp32: keep rotary frequencies in float32 (``sg.rotary_fp32``).
         engine_log_probs: the engine returns the log-probs that it sampled by.
-        skip_nonfinite: leave out a sample whose reward is not finite, and do not stop the run
+        skip_nonfinite: mask a sample whose reward is not finite instead of stopping the run
             (``sg.on_nonfinite=skip``).
         engine_start_timeout: seconds for all engines to start (``sg.engine_start_timeout``).
         param_dtype: ``ds.param_dtype``, which upstream does not pass to the engines.
@@ -58,8 +58,8 @@ class WorkerSettings:
         """
         run_dir = args.sg.run_dir
         return cls(
-            fused_log_probs=fused_log_probs_fit(args),
-            share_prompts=shared_prompts_fit(args),
+            fused_log_probs=uses_fused_log_probs(args),
+            share_prompts=shares_prompts(args),
             rotary_fp32=args.sg.rotary_fp32,
             engine_log_probs=needs_engine_log_probs(args),
             skip_nonfinite=args.sg.on_nonfinite == "skip",
@@ -90,7 +90,7 @@ def _parse(text: str) -> WorkerSettings:
     return WorkerSettings(**values | {"trusted_models": tuple(values.get("trusted_models", ()))})
 
 
-def fused_log_probs_fit(args: Any) -> bool:
+def uses_fused_log_probs(args: Any) -> bool:
     """Whether a run computes log-probs without logits.
 
     Args:
@@ -104,7 +104,7 @@ def fused_log_probs_fit(args: Any) -> bool:
     )
 
 
-def shared_prompts_fit(args: Any) -> bool:
+def shares_prompts(args: Any) -> bool:
     """Whether the packed rows of a run hold each prompt once.
 
     That needs the attention and the log-prob head of the overlay.
@@ -113,7 +113,7 @@ def shared_prompts_fit(args: Any) -> bool:
         args: upstream's nested namespace with ``sg``, fitted to the platform.
     """
     packed = args.ds.packing_samples and args.ds.attn_implementation == VARLEN
-    return bool(args.sg.share_prompts and packed and fused_log_probs_fit(args))
+    return bool(args.sg.share_prompts and packed and uses_fused_log_probs(args))
 
 
 def needs_engine_log_probs(args: Any) -> bool:

@@ -1,7 +1,7 @@
 """The layout of a weight sync's buckets, and their checksum.
 
-A bucket is one flat buffer of int64 words: the bytes of its tensors, each at a multiple of
-:data:`ALIGNMENT`, zeros in between, then one word with the sum of all words before it, mod 2**64.
+A bucket is one flat buffer of int64 words. It has the bytes of its tensors, each at a multiple of
+:data:`ALIGNMENT`, with zeros in between. Its last word is the sum of all words before, mod 2**64.
 The receiver computes the sum of the words that arrived and compares. An integer sum does not depend
 on its order, so every device computes the same.
 

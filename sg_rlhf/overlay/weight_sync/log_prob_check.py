@@ -15,7 +15,7 @@ from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 
 from sg_rlhf.overlay.reporting import activity
 from sg_rlhf.overlay.reporting.errors import SyncError
-from sg_rlhf.overlay.rollout.dispatch import Engines, is_engine_failure
+from sg_rlhf.overlay.rollout.engine_pool import EnginePool, is_engine_failure
 
 #: Sequences whose log-probs are compared. In bf16 one token in hundreds moves by up to 1: with a
 #: few short responses such a token alone would decide the check.
@@ -30,7 +30,7 @@ STOP_AT = 4
 
 
 def check(
-    policy: Any, engines: Engines, batch: CheckBatch, args: Any, sync: int
+    policy: Any, engines: EnginePool, batch: CheckBatch, args: Any, sync: int
 ) -> dict[str, float]:
     """Compare the log-probs of trainer and engines; they compute them at the same time.
 
@@ -120,7 +120,7 @@ def check_rollout(metrics: Mapping[str, Any], args: Any, rollout: int) -> None:
     activity.show_message(activity.CONTROLLER, f"warning: {message}")
 
 
-def _engine_log_probs(engines: Engines, sequences: list[list[int]]) -> list[list[list[float]]]:
+def _engine_log_probs(engines: EnginePool, sequences: list[list[int]]) -> list[list[list[float]]]:
     """Per engine, in their order: the log-probs of each sequence."""
     results: dict[int, list[list[float]]] = {}
     while len(results) < len(engines.handles):

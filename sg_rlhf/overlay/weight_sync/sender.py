@@ -1,20 +1,21 @@
 """The trainer's side of the weight sync: a few buckets instead of a message per tensor.
 
-Upstream sends tensor by tensor, each with a remote call to every engine, or on a shared GPU with a
-handle gathered from every rank and a barrier: 434 round trips for a model of 0.5B, whatever its
-size. Here tensors travel in buckets of ``sg.sync_bucket_mb`` (:mod:`.buckets`): per bucket one call
-to every engine, one transfer and one load, with a checksum. The transports are upstream's: a
-broadcast by NCCL (gloo on the CPU) from rank 0 to the workers of all engines, or on a shared GPU
-one CUDA IPC handle of one buffer, opened once per sync.
+Upstream sends tensor by tensor, each with a remote call to every engine. On a shared GPU each
+tensor also needs a handle from every rank and a barrier. A model of 0.5B takes 434 round trips.
+Here tensors are sent in buckets of ``sg.sync_bucket_mb`` (:mod:`.buckets`): per bucket one call to
+every engine, one transfer and one load, with a checksum. The transports are upstream's:
+
+- a broadcast by NCCL (gloo on the CPU) from rank 0 to the workers of all engines;
+- on a shared GPU one buffer, whose CUDA IPC handle is opened once per sync.
 
 Why not vLLM's own weight transfer (``vllm.distributed.weight_transfer``), which also packs:
 
 - Its backends are NCCL, CUDA IPC, sparse NCCL and RDMA. None works on the CPU, where this overlay
   is tested and its small runs train.
-- It has neither a checksum nor a deadline. Its sender waits in the broadcast for a worker that
-  never comes.
+- It has neither a checksum nor a deadline. If a worker is gone, its sender waits forever in the
+  broadcast.
 - Its trainer iterates over whole parameters one by one, so ZeRO-3 would gather each separately.
-- A backend of our own would register there what the worker extension (:mod:`.receiver`) has anyway.
+- A backend of our own would be the worker extension (:mod:`.receiver`) under another interface.
 
 The layerwise reload of a received bucket is vLLM's own.
 """
@@ -36,12 +37,12 @@ from vllm.device_allocator import alloc_conf
 
 from sg_rlhf.overlay.reporting.error_report import last_line
 from sg_rlhf.overlay.reporting.errors import SyncError
-from sg_rlhf.overlay.rollout.dispatch import engine_names, is_engine_failure
+from sg_rlhf.overlay.rollout.engine_pool import engine_names, is_engine_failure
 from sg_rlhf.overlay.weight_sync import buckets
 from sg_rlhf.overlay.weight_sync.tensors import engine_tensors
 
-#: The default deadline: a constant for starting everything, plus the bytes at the slowest rate that
-#: is not taken for a hang (a tenth of gloo's between two processes of one old machine).
+#: The default deadline: a constant for the start, plus the time of the bytes at a very slow rate.
+#: The rate is a tenth of gloo's between two processes of one old machine.
 BASE_SECONDS, BYTES_PER_SECOND = 120.0, 100e6
 #: The controller waits this much longer than the trainer, whose error message is more precise.
 GRACE_SECONDS = 30.0
@@ -139,7 +140,7 @@ class WeightSync:
             if buffer is not None:
                 # A generator: merged tensors are copies, and one at a time is enough.
                 buckets.pack(bucket, (source.materialize() for source in sources), buffer)
-        if self._ipc:  # every engine reads what the rank on its GPU has written
+        if self._ipc:  # every engine reads the buffer of the rank on its GPU
             torch_dist_barrier_and_cuda_sync()
         if torch.distributed.get_rank() == 0:
             assert buffer is not None
@@ -166,7 +167,7 @@ class WeightSync:
         """Call a method of every engine, broadcast a buffer meanwhile, and wait for all answers.
 
         Args:
-            action: what the engine should do, for error messages: "engine 0 did not {action}".
+            action: of the engine, for error messages: "engine 0 did not {action}".
             method: name of the engine's method.
             *args: of the method.
             broadcast: the buffer to send, or None.

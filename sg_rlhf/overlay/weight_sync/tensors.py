@@ -34,8 +34,8 @@ def engine_tensors(model: nn.Module, without_frozen: bool = False) -> dict[str, 
 
     Args:
         model: a causal language model, or one in peft's wrapper.
-        without_frozen: leave out parameters that take no gradient and have no adapter: the vision
-            part of a vision-language model, which the engine has already.
+        without_frozen: omit parameters that take no gradient and have no adapter: the vision part
+            of a vision-language model, which the engine has already.
     """
     if not isinstance(model, PeftModel):
         return {

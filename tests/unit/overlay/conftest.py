@@ -8,7 +8,5 @@ from sg_rlhf.overlay.patches import flash_attn_shim, table
 
 flash_attn_shim.install()
 table.apply_at_import(
-    patch
-    for patch in table.PATCHES
-    if patch.when not in (platform.active, platform.emulates_bf16, platform.on_cuda)
+    patch for patch in table.PATCHES if patch.when not in (platform.is_cpu, platform.emulates_bf16)
 )

@@ -45,6 +45,23 @@ def test_a_process_that_does_not_end_is_killed() -> None:
     assert child.wait(300) == -9
 
 
+def test_an_alarm_that_comes_as_the_call_ends_raises_nothing() -> None:
+    program = """
+import signal
+from sg_rlhf.ray_session import cluster
+arm = signal.setitimer
+def alarm_before_it_is_off(timer, seconds, interval=0.0):
+    if not seconds:
+        signal.raise_signal(signal.SIGALRM)
+    arm(timer, seconds, interval)
+signal.setitimer = alarm_before_it_is_off
+before = signal.getsignal(signal.SIGALRM)
+cluster._call_within(600.0, lambda: None)
+assert signal.getsignal(signal.SIGALRM) is before
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
 def test_a_start_that_takes_too_long_is_made_again_and_given_up() -> None:
     """In a process of its own: the signal is the one by which pytest ends a test."""
     program = """

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sg_rlhf.overlay.checkpoints import reshard
-from sg_rlhf.overlay.checkpoints.reshard import (
+from sg_rlhf.overlay.checkpoints import reshard, shards
+from sg_rlhf.overlay.checkpoints.shards import (
     SavedLayout,
     overlapping_ranges,
     part_of_group,
@@ -98,13 +98,13 @@ def test_ranks_and_their_files_are_known_by_names() -> None:
         *(f"bf16_zero_pp_rank_{r}_mp_rank_00_optim_states.pt" for r in range(12)),
         *(f"zero_pp_rank_{r}_mp_rank_00_model_states.pt" for r in range(12)),
     ]  # fmt: skip
-    written = reshard.written_by(names)
+    written = shards.written_by(names)
     assert written is not None and (written.ranks, written.tensor_parallel) == (12, 1)
     assert written.parts[11] == "bf16_zero_pp_rank_11_mp_rank_00_optim_states.pt"
     assert written.models[11] == "zero_pp_rank_11_mp_rank_00_model_states.pt"
     two = ["mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt"]
-    assert reshard.written_by(two) == SavedLayout(1, 1, {0: two[1]}, {})
-    assert reshard.written_by(["mp_rank_00_model_states.pt"]) is None
+    assert shards.written_by(two) == SavedLayout(1, 1, {0: two[1]}, {})
+    assert shards.written_by(["mp_rank_00_model_states.pt"]) is None
 
 
 def written(ranks: int, tensor_parallel: int = 1, zero_3: bool = True) -> SavedLayout:
@@ -114,7 +114,7 @@ def written(ranks: int, tensor_parallel: int = 1, zero_3: bool = True) -> SavedL
 
 
 def test_what_cannot_be_loaded_is_refused_by_name() -> None:
-    refusal = reshard.incompatibility
+    refusal = shards.incompatibility
     assert refusal(written(2), 1, 1, 3) is None and refusal(written(2), 2, 1, 3) is None
     assert refusal(written(2, 2), 2, 2, 3) is None
     assert refusal(written(2, zero_3=False), 4, 1, 1) is None
@@ -126,8 +126,8 @@ def test_what_cannot_be_loaded_is_refused_by_name() -> None:
     )
     for was, now in (((2, 2), (1, 2)), ((2, 1), (1, 2)), ((1, 2), (1, 1))):
         assert refusal(written(*was), *now, 3) == (
-            f"it was written by {reshard._layout(*was)}, and now there are "
-            f"{reshard._layout(*now)}: with tensor parallelism neither may change; set "
+            f"it was written by {shards._layout(*was)}, and now there are "
+            f"{shards._layout(*now)}: with tensor parallelism neither may change; set "
             "actor.num_nodes, actor.num_gpus_per_node and ds.tensor_parallel_size as they were"
         )
 

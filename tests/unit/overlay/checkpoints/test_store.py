@@ -202,7 +202,7 @@ def test_plain_folders_rotate_on_the_disk(
             if resumable:
                 store.save(one, Engine(), str(tmp_path / "_actor"), tag, 3)
             (tmp_path / f"{tag}_hf").mkdir()
-            store.delete_pruned_weights(tmp_path, 3, resumable)
+            store.delete_pruned_hf_folders(tmp_path, 3, resumable)
             assert (tmp_path / f"{tag}_hf").is_dir()
     left = {"best_global_step200", "global_step220", "global_step240", "global_step260"}
     assert folders(tmp_path) - mine - {"_actor"} == {f"{tag}_hf" for tag in left}
@@ -214,8 +214,8 @@ def test_the_final_model_stays_wherever_it_is(tmp_path: Path) -> None:
         (tmp_path / f"global_step{step}_hf").mkdir()
     final = tmp_path / "elsewhere" / ".." / "global_step1_hf"
     (tmp_path / "elsewhere").mkdir()
-    assert store.delete_pruned_weights(tmp_path, 1, False, final) == []
-    assert store.delete_pruned_weights(tmp_path, 0, False, final) == ["global_step2_hf"]
+    assert store.delete_pruned_hf_folders(tmp_path, 1, False, final) == []
+    assert store.delete_pruned_hf_folders(tmp_path, 0, False, final) == ["global_step2_hf"]
 
 
 def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *tags: str) -> Any:

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from sg_rlhf.config.topology import Group
-from sg_rlhf.overlay.cluster.placement import Node, bundles, groups, missing_resources
+from sg_rlhf.config.topology import Group, groups
+from sg_rlhf.overlay.cluster.placement import Node, bundles, missing_resources
+from sg_rlhf.overlay.settings.lookup import value_of
 
 
 def run(
@@ -63,7 +64,7 @@ def run(
 def test_groups_are_upstreams_in_its_order(
     args: SimpleNamespace, expected: list[tuple[str, int]]
 ) -> None:
-    assert groups(args) == [Group(*one) for one in expected]
+    assert groups(value_of(args)) == [Group(*one) for one in expected]
 
 
 def test_the_controller_has_a_place_behind_the_first_groups() -> None:

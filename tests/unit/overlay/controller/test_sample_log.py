@@ -58,7 +58,7 @@ def log_of(count: int, together: int) -> SampleLog:
 def test_some_responses_of_some_prompts_are_kept(
     arguments: tuple[int, int, int, int], expected: list[int]
 ) -> None:
-    assert sample_log.chosen(*arguments) == expected
+    assert sample_log.choose_samples(*arguments) == expected
 
 
 def test_a_row_has_what_engine_update_and_environment_did(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,15 +76,15 @@ def test_a_row_has_what_engine_update_and_environment_did(monkeypatch: pytest.Mo
 
     asked: list[Any] = []
 
-    def ranks(method_name: str, sequences: list[list[int]]) -> Any:
-        asked.append((method_name, sequences))
+    def ranks(method_name: str, indices: list[int]) -> Any:
+        asked.append((method_name, indices))
         of_first = {"log_probs": [-0.5, -1.0], "update_log_probs": [-0.5, -1.0]}
         of_second = {"log_probs": [-0.5, -1.0], "update_log_probs": [-0.25, -1.0]}
         return [[of_first | {"entropies": [0.123456, 0.5]}, None], [None, of_second]]
 
     monkeypatch.setattr(ray, "get", lambda value: value)
-    log.fill_in_update(SimpleNamespace(async_run_method=ranks))
-    assert asked == [("sampled_tokens", [[9, 1, 2], [9, 1, 5, 6, 2]])]
+    log.add_update_values(SimpleNamespace(async_run_method=ranks))
+    assert asked == [("token_values", [0, 1])]
     assert first["log_probs"] == [-0.5, -1.0] and "update_log_probs" not in first
     assert first["entropies"] == [0.12346, 0.5]
     assert second["update_log_probs"] == [-0.25, -1.0] and "entropies" not in second

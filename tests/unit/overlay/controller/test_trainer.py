@@ -285,19 +285,18 @@ def test_responses_without_a_token_are_counted(
     monkeypatch: pytest.MonkeyPatch, empty: int, found: float | None
 ) -> None:
     made = trainer()
-    experience = SimpleNamespace(sequences=torch.ones(1, 2), info={"reward": torch.ones(1)})
     made.experience_maker = SimpleNamespace(
-        empty_responses=empty,
-        idle_fraction=None,
-        make_experience_batch=lambda _samples: [experience],
+        empty_responses=empty, idle_fraction=None, make_experience_batch=lambda _samples: []
     )
-    made.tokenizer = SimpleNamespace(decode=lambda *_, **__: "")
-    made._engines = SimpleNamespace(pop_replacement_count=lambda: 0)
+    made._engines = SimpleNamespace(
+        pop_replacement_count=lambda: 0, trainer_lock=threading.Condition()
+    )
     made._sync = SimpleNamespace()
     stats = {"rollout/num_samples": 1.0}
     monkeypatch.setattr(controller, "rollout_stats", lambda *_: stats)
     monkeypatch.setattr(made._sample_log, "collect", lambda *_: None)
     monkeypatch.setattr(made._sample_log, "responses", lambda _experiences: [])
+    monkeypatch.setattr(made._sample_log, "example", lambda _experiences: ["", 1.0])
     monkeypatch.setattr(made, "_send_to_ranks", lambda _experiences: None)
     monkeypatch.setattr(made, "ppo_train", lambda _step: {})
     made.vllm_engines = None

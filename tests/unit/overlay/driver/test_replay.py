@@ -27,7 +27,7 @@ def test_a_rollout_of_more_ranks_is_refused(
 
 def test_the_table_has_a_column_per_step_and_every_digit() -> None:
     rows = [{"kl": 0.1 + 0.2, "n": 3}, {"kl": 0.0, "n": 4}]
-    lines = replay.table(rows).splitlines()
+    lines = replay.format_table(rows).splitlines()
     assert [line.split() for line in lines] == [
         ["step", "1", "step", "2"], ["kl", "0.30000000000000004", "0.0"], ["n", "3", "4"],
     ]  # fmt: skip

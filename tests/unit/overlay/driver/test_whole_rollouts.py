@@ -15,7 +15,8 @@ from sg_rlhf.config.async_config import AsyncConfig
 from sg_rlhf.overlay.reporting.errors import EngineLost, RewardError
 from sg_rlhf.overlay.rollout import dispatch
 from sg_rlhf.overlay.rollout.async_buffer import AsyncRolloutBuffer
-from sg_rlhf.overlay.rollout.dispatch import EngineInstance, RequestTag
+from sg_rlhf.overlay.rollout.dispatch import RequestTag
+from sg_rlhf.overlay.rollout.engine_pool import EngineInstance
 from sg_rlhf.overlay.rollout.generator import SGSamplesGenerator
 from sg_rlhf.overlay.settings import rollout_plan
 
@@ -81,7 +82,7 @@ class Generator(SGSamplesGenerator):
             collate_fn=lambda rows: [list(column) for column in zip(*rows, strict=True)],
         )
         super().__init__(SimpleNamespace(args=args), loader, loader, None, [])  # type: ignore[arg-type]
-        self.engines = Engines()
+        self.engines = Engines()  # type: ignore[assignment]
         self.vllm_engines = self.engines.handles
         self.solved = solved or set()
         self.responses = 0

@@ -26,7 +26,7 @@ def test_gradients_of_a_group() -> None:
     gradients = [torch.ones(2) for _ in params]
     gradients[3][1], gradients[1][0] = torch.nan, torch.inf
     faults = GradientFaults(None, net.named_parameters)
-    faults.look(gradients, params)
+    faults.record_nonfinite(gradients, params)
     line = str(faults.error(7))
     assert "entries (1.weight, 3.weight), though" in line and "optimizer step 7:" in line
     assert "weight" not in str(faults.error(8)), "they are the next step's to say again"
@@ -36,7 +36,7 @@ def test_many_are_a_number() -> None:
     net = model()
     params = list(net.parameters())
     faults = GradientFaults(None, net.named_parameters)
-    faults.look([torch.full((2,), torch.nan) for _ in params], params)
+    faults.record_nonfinite([torch.full((2,), torch.nan) for _ in params], params)
     assert "(0.weight, 1.weight, 2.weight and 3 more)" in str(faults.error(1))
 
 
@@ -47,7 +47,7 @@ def test_norms_of_an_offloaded_group() -> None:
     norms: dict[int, Any] = {0: 1.0, 1: torch.tensor(float("nan")), 4: float("inf")}
     optimizer = SimpleNamespace(norm_for_param_grads=norms, get_param_id=ids.__getitem__)
     faults = GradientFaults(optimizer, net.named_parameters)
-    faults.look(params)
+    faults.record_nonfinite(params)
     assert "(1.weight, 4.weight)" in str(faults.error(1))
 
 

@@ -14,7 +14,7 @@ import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 from transformers import GPT2Config, LlamaConfig, Qwen2Config
 
-from sg_rlhf.overlay.learner import nonfinite, old_log_probs, overlapped_reference
+from sg_rlhf.overlay.learner import old_log_probs, overlapped_reference
 from sg_rlhf.overlay.learner.experience_maker import SGExperienceMaker
 from sg_rlhf.overlay.learner.old_log_probs import has_train_time_noise
 from sg_rlhf.overlay.learner.update import SGActorPPOTrainer
@@ -96,7 +96,7 @@ def trained(args: Any, *, skip: bool, twist: Any = None) -> tuple[Any, Counting,
 @pytest.mark.parametrize("name", WITHOUT_A_PASS)
 def test_the_update_is_the_same_bit_for_bit(name: str, batches: list[str], epochs: int) -> None:
     args = arguments(name, TWO_STEPS, f"train.max_epochs={epochs}", *batches)
-    assert old_log_probs.is_needed(args).of == "later"
+    assert old_log_probs.rule_of(args).of == "later"
     _, expected, rows = trained(args, skip=False)
     _, found, skipped = trained(args, skip=True)
     assert torch.equal(found.table, expected.table)
@@ -126,11 +126,10 @@ def test_the_run_log_gets_those_of_the_policy_that_sampled() -> None:
     reference = Table("cpu")
     with torch.no_grad():
         reference.table.copy_(before[-1])
-        for experience in rollout(reference):
+        for index, experience in enumerate(rollout(reference)):
             expected, _ = reference(experience.sequences, experience.action_mask)
             mask = experience.action_mask
-            asked = [experience.sequences[0].tolist(), [1, 2, 3]]
-            (found, other) = trainer.token_record.lookup(asked)
+            found, other = trainer.token_record.lookup([index, RESPONSES])
             assert found is not None and found["log_probs"] == expected[mask].tolist()
             assert len(found["update_log_probs"]) == int(mask.sum()) and other is None
 
@@ -155,7 +154,7 @@ def test_nothing_else_of_the_samples_stays_until_the_next_update() -> None:
         trainer, _, _ = trained(arguments("grpo_sg", TWO_STEPS), skip=True)
     gc.collect()
     assert len(advantages) == 2 * RESPONSES and not any(found() is not None for found in advantages)
-    assert trainer.token_record.lookup([[1, 2, 3]]) == [None]
+    assert trainer.token_record.lookup([RESPONSES]) == [None]
 
 
 @pytest.mark.parametrize(
@@ -193,7 +192,6 @@ def test_a_log_prob_that_is_not_finite_leaves_its_sample_out() -> None:
     for i, experience in enumerate(rollout(plain(actor))):
         experience.action_log_probs = None
         experience.prompts = [f"prompt {i}"]
-        experience.info[nonfinite.PLACE] = torch.tensor([i])
         if i == last:
             experience.sequences[0, -2:] = torch.tensor([10, 10])
         else:

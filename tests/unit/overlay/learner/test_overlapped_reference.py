@@ -51,7 +51,7 @@ def test_where_nothing_reads_them_before_the_update(overrides: list[str], fits: 
 
 
 def test_not_where_models_share_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(platform, "active", lambda: False)
+    monkeypatch.setattr(platform, "is_cpu", lambda: False)
     assert not overlapped_reference.can_overlap(arguments("grpo", TWO_STEPS))
 
 
@@ -110,7 +110,7 @@ def updated(monkeypatch: pytest.MonkeyPatch, *, late: bool, spoilt: bool = False
         values[-1][0, 2] = float("nan")  # the first token of a response
     if late:
         half = len(values) // 2
-        trainer.reference.expect([[values[:half]], [values[half:]]])
+        trainer.reference.set_pending([[values[:half]], [values[half:]]])
     for experience in experiences:
         if late:
             experience.base_action_log_probs = None

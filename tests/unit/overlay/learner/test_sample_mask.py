@@ -10,7 +10,7 @@ import torch
 
 from sg_rlhf.config import ConfigError
 from sg_rlhf.overlay.driver.arguments import UsageError
-from sg_rlhf.overlay.learner import nonfinite
+from sg_rlhf.overlay.learner import micro_batches, nonfinite
 from sg_rlhf.overlay.reporting.errors import RewardError
 from sg_rlhf.overlay.rollout.engine import SGRolloutActor
 from sg_rlhf.overlay.rollout.generator import SGSamplesGenerator, _refuse_non_finite
@@ -89,7 +89,7 @@ def test_a_reward_takes_its_group_along(estimator: str, value: float) -> None:
     }
     for place, item in found.items():
         assert bool(item.advantages.isfinite().all()) and bool(item.rewards.isfinite())
-        assert int(item.info[nonfinite.PLACE]) == place
+        assert int(item.info[micro_batches.SAMPLE_INDEX]) == place
         if place in MATES:
             assert not item.action_mask.any()
         else:
@@ -149,9 +149,9 @@ def test_a_sample_is_told_once_and_a_finite_rollout_not_at_all() -> None:
     maker.make_experience_batch(rollout())
     assert maker.skipped_rows == []
     status: dict[str, Any] = {nonfinite.ROWS: [{"optimizer_step": 3, "in_a_row": 1}]}
-    rows = nonfinite.take(status, [{"optimizer_step": None, "left_out": GROUP}])
+    rows = nonfinite.collect_rows(status, [{"optimizer_step": None, "left_out": GROUP}])
     assert len(rows) == 2 and len(experiences) > 0
-    assert status == {nonfinite.SKIPPED_STEPS: 1.0, nonfinite.LEFT_OUT: float(GROUP)}
+    assert status == {nonfinite.SKIPPED_STEPS: 1.0, nonfinite.MASKED_SAMPLES: float(GROUP)}
 
 
 def test_without_a_finite_reward_nothing_is_left() -> None:

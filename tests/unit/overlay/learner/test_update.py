@@ -14,7 +14,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 
 from sg_rlhf.config import load_config
 from sg_rlhf.overlay.driver.arguments import upstream_arguments
-from sg_rlhf.overlay.learner import nonfinite
+from sg_rlhf.overlay.learner import micro_batches
 from sg_rlhf.overlay.learner.update import SGActorPPOTrainer
 from sg_rlhf.overlay.reporting.errors import NonFiniteError
 from sg_rlhf.run_dir.timing_keys import OF_THE_RANK
@@ -118,6 +118,7 @@ def arguments(algorithm: str, *overrides: str) -> Any:
 
 def rollout(actor: Table, **info: torch.Tensor) -> list[Experience]:
     """Responses of different lengths, off the policy, on the CPU as upstream keeps them."""
+    info = {micro_batches.SAMPLE_INDEX: torch.arange(RESPONSES)} | info
     generator = torch.Generator().manual_seed(1)
     experiences = []
     for index in range(RESPONSES):
@@ -270,10 +271,9 @@ def test_the_mean_over_prompts_gives_each_prompt_its_share_of_every_term(
     ):  # fmt: skip
         args = arguments(algorithm, *settings, *extra)
         place = torch.arange(RESPONSES) if prompts > 1 else torch.zeros(RESPONSES)
-        info = {nonfinite.PLACE: place} if extra == [mean] else {}
-        status, tables[name] = trained(args, **info)
+        status, tables[name] = trained(args, **{micro_batches.SAMPLE_INDEX: place})
         (rows[name],) = status["sg_optimizer_steps"]
-        assert nonfinite.PLACE not in status
+        assert micro_batches.SAMPLE_INDEX not in status
     for term in ("policy_loss", "kl", "entropy_loss"):
         assert rows["one prompt"][term] == pytest.approx(rows["tokens"][term], rel=1e-5), term
         assert rows["prompts"][term] != pytest.approx(rows["tokens"][term], rel=1e-3), term

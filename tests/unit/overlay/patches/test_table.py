@@ -146,7 +146,7 @@ def applied(platform_name: str, order: str, first: str = "") -> dict[str, bool]:
 
 
 #: Of the machine's kind, and of flash-attn, which the locks do not have.
-OF_CPU = (platform.active, platform.emulates_bf16)
+OF_CPU = (platform.is_cpu, platform.emulates_bf16)
 OF_FLASH_ATTN = (flash_attn_shim.installed,)
 
 

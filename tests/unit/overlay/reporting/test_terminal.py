@@ -62,8 +62,8 @@ def test_a_terminal_has_one_live_line_with_all_that_is_waited_for(
     busy: Callable[..., terminal.Progress], tmp_path: Path
 ) -> None:
     stream = Screen()
-    with busy(stream), activity.phase(activity.DRIVER, activity.WORKERS):
-        wait_for(stream, f"] {activity.WORKERS} (0 s)")
+    with busy(stream), activity.phase(activity.DRIVER, activity.STARTING_WORKERS):
+        wait_for(stream, f"] {activity.STARTING_WORKERS} (0 s)")
         with activity.phase(activity.TRAINER, "loading the model"):
             # A worker is busy, which says more than that the workers start.
             wait_for(stream, "] trainer: loading the model (0 s)")

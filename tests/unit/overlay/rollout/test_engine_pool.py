@@ -11,9 +11,8 @@ import pytest
 import ray
 
 from sg_rlhf.overlay.reporting.errors import EngineLost
-from sg_rlhf.overlay.rollout import engine_pool
-from sg_rlhf.overlay.rollout.dispatch import EngineInstance
-from sg_rlhf.overlay.rollout.engine_pool import EnginePool
+from sg_rlhf.overlay.rollout import engine_monitor
+from sg_rlhf.overlay.rollout.engine_pool import EngineInstance, EnginePool
 from sg_rlhf.overlay.settings import worker_settings
 from sg_rlhf.overlay.settings.worker_settings import WorkerSettings
 
@@ -90,8 +89,8 @@ def test_an_error_of_the_monitor_itself_is_printed_and_does_not_end_it(
             raise RuntimeError("what nobody expected")
         stopped.set()
 
-    monkeypatch.setattr(engine_pool, "_monitor", monitor)
-    engine_pool._monitor_forever("engines", 0.01, tmp_path, stopped)  # type: ignore[arg-type]
+    monkeypatch.setattr(engine_monitor, "_monitor", monitor)
+    engine_monitor._monitor_forever("engines", 0.01, tmp_path, stopped)  # type: ignore[arg-type]
     assert calls == ["engines", "engines"]
     (line,) = capsys.readouterr().out.splitlines()
     assert line.endswith("was restarted: RuntimeError: what nobody expected")
@@ -120,17 +119,17 @@ def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
                 raise reference.result
 
         local = SimpleNamespace(wait=wait, get=get, kill=killed.append, exceptions=ray.exceptions)
-        monkeypatch.setattr(engine_pool, "ray", local)
+        monkeypatch.setattr(engine_monitor, "ray", local)
         handles = [
             SimpleNamespace(ping=SimpleNamespace(remote=lambda result=result: Reference(result)))
             for result in results
         ]
         (tmp_path / "logs").mkdir(exist_ok=True)
-        started = engine_pool.StartMonitor(handles, ["rank 0", "rank 1"], tmp_path, timeout)
+        started = engine_monitor.StartMonitor(handles, ["rank 0", "rank 1"], tmp_path, timeout)
         started._thread.join(30)
         assert not started._thread.is_alive()
         started.stop()
-        return killed, engine_pool.failure_message(tmp_path)
+        return killed, engine_monitor.failure_message(tmp_path)
 
     return run
 
@@ -164,12 +163,12 @@ def test_colocated_engines_start_within_the_deadline_before_they_sleep(
         wait=lambda pending, **_: ([r for r in pending if r.result is None], []),
         get=lambda _reference: None,
     )
-    monkeypatch.setattr(engine_pool, "ray", local)
+    monkeypatch.setattr(engine_monitor, "ray", local)
     settings = WorkerSettings(engine_start_timeout=7.0).to_json()
     monkeypatch.setenv(worker_settings.VARIABLE, settings)
     handles = [SimpleNamespace(ping=SimpleNamespace(remote=lambda p=p: p)) for p in pings]
     called: list[str] = []
-    call = engine_pool.after_start(lambda _engines, name: called.append(name))
+    call = engine_monitor.after_start(lambda _engines, name: called.append(name))
     if method == "sleep":
         with pytest.raises(EngineLost, match="engine 1 did not start within 7 s "):
             call(handles, method)
@@ -183,7 +182,7 @@ def test_an_engine_that_fails_to_start_says_why(monkeypatch: pytest.MonkeyPatch)
         raise ray.exceptions.RaySystemError("no such model")
 
     local = SimpleNamespace(wait=lambda pending, **_: (pending, []), get=get)
-    monkeypatch.setattr(engine_pool, "ray", local)
+    monkeypatch.setattr(engine_monitor, "ray", local)
     handle = SimpleNamespace(ping=SimpleNamespace(remote=lambda: Reference(None)))
     with pytest.raises(ray.exceptions.RaySystemError, match="no such model"):
-        engine_pool.after_start(lambda *_: None)([handle], "sleep")
+        engine_monitor.after_start(lambda *_: None)([handle], "sleep")
