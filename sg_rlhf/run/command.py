@@ -22,7 +22,7 @@ from sg_rlhf.common.environment import as_typed
 from sg_rlhf.config import ConfigError, builtin_recipes
 from sg_rlhf.run.choice import RECIPES, Choice, ChoiceError, Request, choose
 from sg_rlhf.tasks.questions import EvalError
-from sg_rlhf.tasks.search.retriever import serving
+from sg_rlhf.tasks.search.retriever import retriever_process
 
 EXAMPLES = """\
 examples:
@@ -200,7 +200,7 @@ def _start_retriever(
     log.parent.mkdir(parents=True, exist_ok=True)
     print(f"waiting for the retriever on port {port} (log: {log})", flush=True)
     try:
-        return stack.enter_context(serving.serve(index, port, log))
+        return stack.enter_context(retriever_process.serve(index, port, log))
     except EvalError as error:
         raise ChoiceError(
             f"{error}; SG_PORT chooses another port, SG_RETRIEVER_URL a running retriever"

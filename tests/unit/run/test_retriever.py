@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from sg_rlhf.tasks.questions import EvalError
-from sg_rlhf.tasks.search.retriever.serving import serve
+from sg_rlhf.tasks.search.retriever.retriever_process import serve
 
 
 def free_port() -> int:

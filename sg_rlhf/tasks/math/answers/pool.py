@@ -57,7 +57,9 @@ def _program_hidden() -> Iterator[None]:
     each worker, and endless recursion for a script without a `__main__` guard.
     """
     program = vars(sys.modules["__main__"])
-    hidden = {name: program.pop(name) for name in ("__spec__", "__file__") if name in program}
+    hidden: dict[str, Any] = {
+        name: program.pop(name) for name in ("__spec__", "__file__") if name in program
+    }
     program["__spec__"] = None
     method = multiprocessing.get_start_method(allow_none=True)
     # A new process knows Python's own start methods, not joblib's.
