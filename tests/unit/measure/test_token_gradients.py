@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sg_rlhf.algo.weightings.grpo_sg import GrpoSG
 from sg_rlhf.measure import token_gradients
-from sg_rlhf.measure.token_gradients import EDGES, Point, stratified, summarise
+from sg_rlhf.measure.token_figures import EDGES, Point, summarise
+from sg_rlhf.measure.token_gradients import stratified
 from sg_rlhf.tiny.build import shipped
 
 MODEL = "module:sg_rlhf.tiny.kk_tiny"
