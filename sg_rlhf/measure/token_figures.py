@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-import torch
+import numpy as np
 from scipy.stats import spearmanr
-from torch import Tensor
 
 #: Strata of p: an equal share of the sampled tokens comes from each, as far as it has any.
 EDGES = (0.0, 0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99, 0.999, 1.0)
@@ -40,26 +39,26 @@ class Point:
 def summarise(points: Sequence[Point]) -> dict[str, Any]:
     """Correlations, the exact bound at the logits, the spread of the network's factor, strata."""
     column = {
-        field.name: torch.tensor([getattr(p, field.name) for p in points], dtype=torch.float64)
+        field.name: np.array([getattr(point, field.name) for point in points], dtype=float)
         for field in fields(Point)
         if field.name != "token"
     }
-    moving = column["one_minus_p"] > 0
-    unsure = column["p"] < 0.5
-    at_logits = (column["logit_norm"] / column["one_minus_p"])[moving]
-    factor = (column["grad_norm"] / column["one_minus_p"])[moving]
+    rest, norm, logit_norm = (column[key] for key in ("one_minus_p", "grad_norm", "logit_norm"))
+    unsure, moving = column["p"] < 0.5, rest > 0
+    at_logits = logit_norm[moving] / rest[moving]
     return {
         "spearman": {
-            "grad_norm_vs_one_minus_p": _spearman(column, "grad_norm", "one_minus_p"),
-            "grad_norm_vs_one_minus_p_where_p_below_0.5": _spearman(
-                column, "grad_norm", "one_minus_p", unsure
-            ),
-            "grad_norm_vs_logit_norm": _spearman(column, "grad_norm", "logit_norm"),
-            "logit_norm_vs_one_minus_p": _spearman(column, "logit_norm", "one_minus_p"),
-            "weighted_vs_w_one_minus_p": _spearman(column, "weighted", "w_one_minus_p"),
+            "grad_norm_vs_one_minus_p": _spearman(norm, rest),
+            "grad_norm_vs_one_minus_p_where_p_below_0.5": _spearman(norm[unsure], rest[unsure]),
+            "grad_norm_vs_logit_norm": _spearman(norm, logit_norm),
+            "logit_norm_vs_one_minus_p": _spearman(logit_norm, rest),
+            "weighted_vs_w_one_minus_p": _spearman(column["weighted"], column["w_one_minus_p"]),
         },
-        "logit_norm_over_one_minus_p": _range(at_logits),
-        "grad_norm_over_one_minus_p": _quantiles(factor),
+        "logit_norm_over_one_minus_p": {
+            "min": float(at_logits.min()) if moving.any() else None,
+            "max": float(at_logits.max()) if moving.any() else None,
+        },
+        "grad_norm_over_one_minus_p": _quantiles(norm[moving] / rest[moving]),
         "spread": {
             name: _spread(column[name], column["represents"])
             for name in ("one_minus_p", "w_one_minus_p", "grad_norm", "weighted")
@@ -68,42 +67,36 @@ def summarise(points: Sequence[Point]) -> dict[str, Any]:
     }
 
 
-def _spearman(
-    column: dict[str, Tensor], x: str, y: str, where: Tensor | None = None
-) -> float | None:
-    a, b = column[x], column[y]
-    if where is not None:
-        a, b = a[where], b[where]
-    if len(a) < 3 or a.unique().numel() < 2 or b.unique().numel() < 2:
+def _spearman(a: np.ndarray, b: np.ndarray) -> float | None:
+    if len(a) < 3 or len(np.unique(a)) < 2 or len(np.unique(b)) < 2:
         return None
-    return float(spearmanr(a.numpy(), b.numpy()).statistic)
+    return float(spearmanr(a, b).statistic)
 
 
-def _range(values: Tensor) -> dict[str, float | None]:
-    if len(values) == 0:
-        return {"min": None, "max": None}
-    return {"min": float(values.min()), "max": float(values.max())}
-
-
-def _quantiles(values: Tensor) -> dict[str, float | None]:
+def _quantiles(values: np.ndarray) -> dict[str, float | None]:
     shares = {"q05": 0.05, "q25": 0.25, "median": 0.5, "q75": 0.75, "q95": 0.95}
     if len(values) == 0:
         return dict.fromkeys(shares)
-    return {name: float(values.quantile(share)) for name, share in shares.items()}
+    return {name: float(np.quantile(values, share)) for name, share in shares.items()}
 
 
-def _spread(values: Tensor, represents: Tensor) -> float | None:
+def _median(values: np.ndarray) -> float:
+    """The lower one of two in the middle, as torch's."""
+    return float(np.quantile(values, 0.5, method="lower"))
+
+
+def _spread(values: np.ndarray, represents: np.ndarray) -> float | None:
     """Estimate of std / mean over the batch; each point counts as the tokens it represents."""
-    total = represents.sum()
-    mean = (values * represents).sum() / total
-    std = (((values - mean) ** 2 * represents).sum() / total).sqrt()
+    mean = np.average(values, weights=represents)
+    std = np.sqrt(np.average((values - mean) ** 2, weights=represents))
     return float(std / mean) if mean > 0 else None
 
 
-def _strata(column: dict[str, Tensor]) -> list[dict[str, Any]]:
+def _strata(column: dict[str, np.ndarray]) -> list[dict[str, Any]]:
     """Each stratum of p: its tokens, and its share of the sum of all gradient norms."""
     rows = []
-    sums = {name: (column[name] * column["represents"]).sum() for name in ("grad_norm", "weighted")}
+    represents = column["represents"]
+    sums = {name: column[name] @ represents for name in ("grad_norm", "weighted")}
     for k in range(len(EDGES) - 1):
         here = column["stratum"] == k
         if not here.any():
@@ -114,12 +107,12 @@ def _strata(column: dict[str, Tensor]) -> list[dict[str, Any]]:
                 "p": [EDGES[k], EDGES[k + 1]],
                 "sampled": int(here.sum()),
                 "tokens": round(float(part["represents"].sum())),
-                "one_minus_p": float(part["one_minus_p"].median()),
-                "logit_norm": float(part["logit_norm"].median()),
+                "one_minus_p": _median(part["one_minus_p"]),
+                "logit_norm": _median(part["logit_norm"]),
                 "grad_norm": _quantiles(part["grad_norm"]),
-                "weight": float(part["weight"].median()),
+                "weight": _median(part["weight"]),
                 **{
-                    f"share_of_{name}": float((part[name] * part["represents"]).sum() / total)
+                    f"share_of_{name}": float(part[name] @ part["represents"] / total)
                     for name, total in sums.items()
                     if total > 0
                 },
@@ -128,13 +121,20 @@ def _strata(column: dict[str, Tensor]) -> list[dict[str, Any]]:
     return rows
 
 
+#: What is said below every table.
+CAUTION = """
+A high correlation says that sure tokens have small gradients and unsure ones larger
+ones. It does not say that the bound is tight (its factor varies as above), that the
+batch's gradient, in which tokens add up or cancel, follows the sum of norms, or that a
+smaller gradient generalises better."""
+
+
 def table(report: dict[str, Any]) -> str:
     """The printed tables."""
-    summary, rho = report["summary"], report["summary"]["spearman"]
-    at_logits, factor = (
-        summary["logit_norm_over_one_minus_p"],
-        summary["grad_norm_over_one_minus_p"],
-    )
+    summary = report["summary"]
+    rho, spread = summary["spearman"], summary["spread"]
+    at_logits = summary["logit_norm_over_one_minus_p"]
+    factor = summary["grad_norm_over_one_minus_p"]
     lines = [
         f"batch: {report['batch_line']}",
         f"model: {report['model']}, {report['parameters']:,} parameters, {report['dtype']}",
@@ -153,7 +153,6 @@ def table(report: dict[str, Any]) -> str:
             f"{_number(r.get('share_of_grad_norm'), '7.1%')} "
             f"{_number(r.get('share_of_weighted'), '9.1%')}"
         )
-    spread = summary["spread"]
     lines += [
         "medians within each stratum; share: of the sum of ||grad|| (and w ||grad||) of the batch",
         "",
@@ -179,11 +178,7 @@ def table(report: dict[str, Any]) -> str:
                 ("w ||grad||", "weighted"),
             )
         ),
-        "",
-        "A high correlation says that sure tokens have small gradients and unsure ones larger",
-        "ones. It does not say that the bound is tight (its factor varies as above), that the",
-        "batch's gradient, in which tokens add up or cancel, follows the sum of norms, or that a",
-        "smaller gradient generalises better.",
+        CAUTION,
     ]
     return "\n".join(lines)
 
@@ -196,22 +191,22 @@ def plot(report: dict[str, Any], points: Sequence[Point], figure: Any) -> None:
     """Both norms over 1 - p, the exact bound shaded; the weighted norm over w (1 - p)."""
     left, right = figure.subplots(1, 2, sharey=True)
     moving = [p for p in points if p.one_minus_p > 0 and p.grad_norm > 0]
-    x = [p.one_minus_p for p in moving]
-    left.scatter(x, [p.grad_norm for p in moving], s=8, color="tab:blue", label="all parameters")
-    left.scatter(x, [p.logit_norm for p in moving], s=8, color="tab:orange", label="at the logits")
-    ends = [min(x, default=1e-6), 1.0]
+    rest = [p.one_minus_p for p in moving]
+    for axes, x, norms, color, label in (
+        (left, rest, [p.grad_norm for p in moving], "tab:blue", "all parameters"),
+        (left, rest, [p.logit_norm for p in moving], "tab:orange", "at the logits"),
+        (
+            right, [p.w_one_minus_p for p in moving], [p.weighted for p in moving], "tab:green",
+            "w times all parameters",
+        ),
+    ):  # fmt: skip
+        axes.scatter(x, norms, s=8, color=color, label=label)
+    ends = [min(rest, default=1e-6), 1.0]
     left.fill_between(
         ends, ends, [2**0.5 * e for e in ends], color="0.5", alpha=0.35, lw=0,
         label=r"$1-p$ to $\sqrt{2}\,(1-p)$",
     )  # fmt: skip
     left.set(xlabel="1 - p", ylabel=r"norm of the gradient of $\log\,\pi(y)$")
-    right.scatter(
-        [p.w_one_minus_p for p in moving],
-        [p.weighted for p in moving],
-        s=8,
-        color="tab:green",
-        label="w times all parameters",
-    )
     right.set(xlabel="w (1 - p)")
     for axes in (left, right):
         axes.set(xscale="log", yscale="log")

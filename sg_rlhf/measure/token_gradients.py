@@ -17,7 +17,7 @@ import argparse
 import csv
 import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -32,12 +32,12 @@ from sg_rlhf.algo.weightings import Weighting
 from sg_rlhf.common.argument_types import positive_int, progress_bar
 from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.config import load_config, weighting_of
-from sg_rlhf.data_io import strict_json
 from sg_rlhf.measure import options
 from sg_rlhf.measure.batch_loss import UNIFORM
 from sg_rlhf.measure.checkpoint import (
     DTYPES,
     MeasureError,
+    TokenRow,
     choose_device,
     load_model,
     load_tokenizer,
@@ -56,6 +56,9 @@ examples:
   the rollouts of a run, with the weights of its recipe
     python -m sg_rlhf.measure.token_gradients --model runs/a/checkpoints/final \\
         --data runs/a/samples.jsonl --config configs/kk/grpo_sg_tiny_cpu.yaml
+  every checkpoint that a run kept, on one batch
+    python -m sg_rlhf.measure.token_gradients --model runs/a/checkpoints/deepspeed/*_hf \\
+        --batch out/batch.json --json out/tokens.json
   another weighting
     python -m sg_rlhf.measure.token_gradients --model CKPT --batch out/batch.json \\
         sg.weighting.lower=0.5
@@ -68,16 +71,14 @@ CHUNK_BYTES = 256 * 2**20
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """The command line, with its long help."""
     parser = options.new_parser("sg_rlhf.measure.token_gradients", __doc__, EXAMPLES)
-    parser.add_argument("--model", required=True, metavar="CKPT", help="folder, id or module:NAME")
+    options.add_fixed_batch(parser)
+    options.add_models(parser)
     parser.add_argument(
         "--tokens", type=positive_int, default=512, metavar="N", help="sampled tokens [512]"
     )
-    parser.add_argument(
-        "--chunk", type=positive_int, metavar="N", help="backward passes at a time [by memory]"
-    )
     parser.add_argument("--csv", type=Path, metavar="FILE", help="one line for each token")
     options.add_dtype(parser, "float64", "dtype of the arithmetic; float32 blurs 1 - p below 1e-6")
-    return options.parse(parser, argv)
+    return options.parse(parser, argv, of_one_model=("csv", "plot"))
 
 
 def stratified(probs: Tensor, n: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -126,9 +127,6 @@ def measure(
     """One point for each sampled token, in the order of the batch."""
     probs = all_probs(model, batch, args.pass_tokens)
     chosen, strata, represents = stratified(probs, args.tokens, args.seed)
-    params = list(model.parameters())
-    bytes_each = sum(p.numel() * p.element_size() for p in params)
-    chunk = args.chunk or max(1, min(64, CHUNK_BYTES // bytes_each))
     starts = torch.tensor([0, *(len(row.response) for row in batch.rows)]).cumsum(0)
     points: list[Point] = []
     with progress_bar("token gradients", "tokens", len(chosen)) as bar:
@@ -136,27 +134,16 @@ def measure(
             here = ((chosen >= starts[index]) & (chosen < starts[index + 1])).nonzero()[:, 0]
             if len(here) == 0:
                 continue
-            places_N = (chosen[here] - starts[index]).to(model.device)
-            out = responses(model, [row], batch.temperature)
-            # A single row has no padding: its positions are those of the response.
-            logits_NV, targets_N = out.logits_BTV[0, places_N], out.targets_BT[0, places_N]
-            log_probs_N = out.log_probs_BT()[0, places_N]
-            one_minus_p_N, logit_norm_N = logit_gradient_norms(logits_NV, targets_N)
-            grad_norm_N = token_gradient_norms(log_probs_N, params, chunk=chunk)
-            weight_N = token_weights(log_probs_N[None], weights)[0].double()
-            columns = zip(
+            places_N = chosen[here] - starts[index]
+            found = zip(
                 places_N.tolist(),
-                targets_N.tolist(),
-                log_probs_N.detach().double().exp().tolist(),
-                one_minus_p_N.tolist(),
-                logit_norm_N.tolist(),
-                grad_norm_N.tolist(),
-                weight_N.tolist(),
+                row_figures(model, row, places_N.to(model.device), batch.temperature, weights),
                 strata[here].tolist(),
                 represents[here].tolist(),
                 strict=True,
             )
-            for place, token, p, rest, logit, grad, weight, stratum, stands in columns:
+            for place, (p, rest, logit, grad, weight), stratum, stands in found:
+                token = row.response[place]
                 points.append(
                     Point(
                         index, place, token, tokenizer.decode([token]), p, rest, logit, grad,
@@ -167,24 +154,48 @@ def measure(
     return points
 
 
+def row_figures(
+    model: PreTrainedModel, row: TokenRow, places_N: Tensor, temperature: float, weights: Weighting
+) -> Iterator[tuple[float, ...]]:
+    """(p, 1 - p, ||e_y - pi||, ||grad||, w) of the tokens at these places of a response."""
+    params = list(model.parameters())
+    bytes_each = sum(p.numel() * p.element_size() for p in params)
+    chunk = max(1, min(64, CHUNK_BYTES // bytes_each))
+    out = responses(model, [row], temperature)
+    # A single row has no padding: its positions are those of the response.
+    log_probs_N = out.log_probs_BT()[0, places_N]
+    columns = (
+        log_probs_N.detach().double().exp(),
+        *logit_gradient_norms(out.logits_BTV[0, places_N], out.targets_BT[0, places_N]),
+        token_gradient_norms(log_probs_N, params, chunk=chunk),
+        token_weights(log_probs_N[None], weights)[0].double(),
+    )
+    return zip(*(column.tolist() for column in columns), strict=True)
+
+
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure, write the requested files, and return the content of ``--json``."""
+    """Measure, write ``--csv`` and ``--plot``, and return the content of ``--json``."""
     config = load_config(args.config, args.overrides)
     # Without a recipe: the published weighting, since this command compares token weights.
     weights = options.checked_curve(
         (options.recipe_weights(config, args.overrides) if config.sources else weighting_of(config))
         or UNIFORM
     )
-    batch = options.make_batch(args, config, [args.model], graded=False)
-    tokenizer = load_tokenizer(args.model)
-    batch.check_tokenizer(args.model, tokenizer)
+    batch = options.make_batch(args, config, args.model, graded=False)
+    return options.each_model(args.model, lambda name: report_of(args, name, batch, weights))
+
+
+def report_of(
+    args: argparse.Namespace, name: str, batch: FixedBatch, weights: Weighting
+) -> dict[str, Any]:
+    """The figures of one checkpoint."""
+    tokenizer = load_tokenizer(name)
+    batch.check_tokenizer(name, tokenizer)
     # Batched backward passes need an attention whose every step can be batched.
-    model = load_model(
-        args.model, DTYPES[args.dtype], choose_device(args.device), attention="eager"
-    )
+    model = load_model(name, DTYPES[args.dtype], choose_device(args.device), attention="eager")
     points = measure(args, model, tokenizer, batch, weights)
     report = {
-        "model": args.model,
+        "model": name,
         "parameters": sum(p.numel() for p in model.parameters()),
         "dtype": args.dtype,
         "weights": weights.describe(),
@@ -192,13 +203,10 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "batch": options.batch_facts(batch),
         "batch_line": batch.describe(),
         "summary": summarise(points),
-        **options.origin(args),
+        "points": [asdict(point) for point in points],
     }
     if args.csv is not None:
         write_whole(args.csv, _csv(points))
-    if args.json is not None:
-        full = {**report, "points": [asdict(point) for point in points]}
-        write_whole(args.json, strict_json.dumps(full) + "\n")
     if args.plot is not None:
         options.save_figure(args.plot, lambda figure: plot(report, points, figure), (9.0, 4.4))
     return report
@@ -214,7 +222,8 @@ def _csv(points: Sequence[Point]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Returns 0, or 2 after one line on stderr."""
-    return options.command("sg_rlhf.measure.token_gradients", parse_arguments, run, table, argv)
+    tables = options.each_table(table)
+    return options.command("sg_rlhf.measure.token_gradients", parse_arguments, run, tables, argv)
 
 
 if __name__ == "__main__":
