@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from sg_rlhf.algo.advantages import group_advantages
 from sg_rlhf.common.text import single_line, truncate
 from sg_rlhf.config import local_path
 from sg_rlhf.data_io.records import DataError
-from sg_rlhf.measure.checkpoint import MeasureError, vocabulary
+from sg_rlhf.measure.checkpoint import MeasureError, pad_id, vocabulary
 from sg_rlhf.measure.fixed_batch import BatchRow, FixedBatch
-from sg_rlhf.measure.rollouts import sample_in_parts
+from sg_rlhf.measure.rollouts import left_pad
 from sg_rlhf.tasks import chat, registry
 from sg_rlhf.tasks.reward import reward_named
 from sg_rlhf.tasks.reward_values import reward_fields
@@ -97,13 +97,7 @@ def sample_batch(
     check_room(path, model, encoded, settings.max_new_tokens)
     repeated = [ids for ids in encoded for _ in range(settings.group)]
     stops = end_ids(model, tokenizer, prompts)
-    responses: list[tuple[int, ...]] = []
-    for sampled in sample_in_parts(
-        model, repeated, at_a_time=ROWS, max_new_tokens=settings.max_new_tokens,
-        temperature=settings.temperature, seed=settings.seed, ends=stops,
-    ):  # fmt: skip
-        responses.append(tuple(sampled))
-        on_rows(1)
+    responses = _generate(model, stops, repeated, settings, on_rows)
     rewards: list[float | None] = [None] * len(responses)
     advantages = list(rewards)
     if reward is not None:
@@ -177,6 +171,42 @@ def graded(
         ) from None
 
 
+@torch.no_grad()
+def _generate(
+    model: PreTrainedModel,
+    stops: frozenset[int],
+    prompts: Sequence[tuple[int, ...]],
+    settings: Sampling,
+    on_rows: Callable[[int], object],
+) -> list[tuple[int, ...]]:
+    """Responses, with their end token if it came in time; keeps the caller's random state."""
+    # A new configuration: the model's own may have a repetition penalty, a top-k or a top-p.
+    config = GenerationConfig(
+        do_sample=True,
+        temperature=settings.temperature,
+        top_k=0,
+        top_p=1.0,
+        max_new_tokens=settings.max_new_tokens,
+        eos_token_id=sorted(stops) or None,
+        pad_token_id=pad_id(model),
+    )
+    devices = [model.device] if model.device.type == "cuda" else []
+    responses: list[tuple[int, ...]] = []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(settings.seed)
+        for start in range(0, len(prompts), ROWS):
+            part = prompts[start : start + ROWS]
+            ids, mask = left_pad(part, pad_id(model))
+            output = model.generate(
+                input_ids=ids.to(model.device),
+                attention_mask=mask.to(model.device),
+                generation_config=config,
+            )
+            responses += [_up_to_end(row, stops) for row in output[:, ids.shape[1] :].tolist()]
+            on_rows(len(part))
+    return responses
+
+
 def end_ids(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str]
 ) -> frozenset[int]:
@@ -185,3 +215,8 @@ def end_ids(
     ends = tokenizer.eos_token_id if ends is None else ends
     own = {end for end in (ends if isinstance(ends, list) else [ends]) if end is not None}
     return frozenset(own.union(*(chat.turn_end_ids(p, tokenizer) for p in prompts[:1])))
+
+
+def _up_to_end(ids: list[int], stops: frozenset[int]) -> tuple[int, ...]:
+    lengths = [i for i, token in enumerate(ids, start=1) if token in stops]
+    return tuple(ids[: min(lengths, default=len(ids))])
