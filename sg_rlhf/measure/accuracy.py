@@ -29,12 +29,10 @@ from sg_rlhf.common.argument_types import (
     positive_int,
     progress_bar,
 )
-from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.common.statistics import Z95, half_width
-from sg_rlhf.data_io import strict_json
 from sg_rlhf.measure import fixed_batch, options, sample_batch
 from sg_rlhf.measure.checkpoint import MeasureError, choose_device, load_model, load_tokenizer
-from sg_rlhf.measure.rollouts import sample_responses
+from sg_rlhf.measure.rollouts import sample_in_parts
 from sg_rlhf.tasks import chat
 
 PROG = "sg_rlhf.measure.accuracy"
@@ -64,7 +62,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--model", nargs="+", required=True, metavar="CKPT", help="folders, hub ids or module:NAME")
+    options.add_models(parser)
     add(
         "--data", nargs="+", required=True, metavar="[NAME=]FILE",
         help="JSONL of sg_rlhf.data: input, answer, and datasource if there are several",
@@ -78,13 +76,9 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     add("--temperature", type=positive_float, default=0.7, metavar="T", help="[0.7]")
     add("--max-new-tokens", type=positive_int, default=256, metavar="N", help="[256]")
     add("--seed", type=non_negative_int, default=0, help="seed of the sampling [0]")
-    add("--device", default="auto", help="auto, cpu or cuda [auto]")
-    add("--threads", type=positive_int, metavar="N", help="CPU threads; 1 is best on busy cores")
-    add("--json", type=Path, metavar="FILE", help="write all figures as JSON")
+    options.add_machine(parser)
     args = parser.parse_args(argv)
-    options.check_outputs(parser, args)
-    if args.threads is not None:
-        torch.set_num_threads(args.threads)
+    options.prepare(parser, args)
     named = [_named(text) for text in args.data]
     args.data = dict(named)
     if len(args.data) < len(named):
@@ -119,28 +113,26 @@ def correct_counts(
     ends = sample_batch.end_ids(model, tokenizer, prompts)
     repeated = [i for i in range(len(rows)) for _ in range(args.samples)]
     counts = [0] * len(rows)
-    for start in range(0, len(repeated), ROWS):
-        part = repeated[start : start + ROWS]
-        responses = sample_responses(
-            model, [encoded[i] for i in part], max_new_tokens=args.max_new_tokens,
-            temperature=args.temperature, seed=args.seed + start, ends=ends,
-        )  # fmt: skip
-        for i, response in zip(part, responses, strict=True):
-            text = tokenizer.decode(response)
-            found = sample_batch.graded(path, i + 1, reward, prompts[i], labels[i], text)
-            correct = found.get("extra_logs", {}).get("correct")
-            if correct is None:
-                raise MeasureError(
-                    f"--reward {args.reward}: reports no `correct` in extra_logs; expected it, as "
-                    "domain:kk does"
-                )
-            counts[i] += int(correct)
-        on_rows(len(part))
+    responses = sample_in_parts(
+        model, [encoded[i] for i in repeated], at_a_time=ROWS, max_new_tokens=args.max_new_tokens,
+        temperature=args.temperature, seed=args.seed, ends=ends,
+    )  # fmt: skip
+    for i, response in zip(repeated, responses, strict=True):
+        text = tokenizer.decode(response)
+        found = sample_batch.graded(path, i + 1, reward, prompts[i], labels[i], text)
+        correct = found.get("extra_logs", {}).get("correct")
+        if correct is None:
+            raise MeasureError(
+                f"--reward {args.reward}: reports no `correct` in extra_logs; expected it, as "
+                "domain:kk does"
+            )
+        counts[i] += int(correct)
+        on_rows(1)
     return counts
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure every checkpoint; return the figures, and write them to ``--json``."""
+    """Measure every checkpoint; return the content of ``--json``."""
     sets = {name: fixed_batch.read_data(path)[: args.prompts] for name, path in args.data.items()}
     reward = sample_batch.load_reward(args.reward)
     device = choose_device(args.device)
@@ -160,12 +152,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             )
             del model
             gc.collect()  # modules refer to each other: without this two models can be in memory
-    result = {
+    return {
         "samples": args.samples,
         "temperature": args.temperature,
         "max_new_tokens": args.max_new_tokens,
         "seed": args.seed,
-        **options.origin(args),
         "data": {key: str(path) for key, path in args.data.items()},
         "models": [
             {
@@ -178,9 +169,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             for name, by_set in zip(args.model, measured, strict=True)
         ],
     }
-    if args.json is not None:
-        write_whole(args.json, strict_json.dumps(result, indent=1) + "\n")
-    return result
 
 
 def sources(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -15,32 +15,20 @@ Shape suffix: ``D`` all parameters as one vector.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.optim.adamw import adamw
 
 
 @dataclass(frozen=True)
 class AdamW:
-    """The optimizer's constants; max_norm None or 0 clips nothing. Defaults: configs/base.yaml.
-
-    Raises:
-        ValueError: betas outside [0, 1), or eps or max_norm below 0.
-    """
+    """The optimizer's constants; max_norm None or 0 clips nothing. Defaults: configs/base.yaml."""
 
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     max_norm: float | None = 1.0
-
-    def __post_init__(self) -> None:
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"betas={self.betas!r}: expected two numbers from 0 to below 1")
-        for name in ("eps", "max_norm"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < math.inf:
-                raise ValueError(f"{name}={value!r}: expected a finite number, 0 or more")
 
     def clips(self, norm: float) -> bool:
         """Whether a gradient of this norm is shortened."""
@@ -60,24 +48,28 @@ class Moments:
     def __init__(self, optimizer: AdamW) -> None:
         self.optimizer = optimizer
         self.steps = 0
-        self._first_D: Tensor | None = None
-        self._second_D: Tensor | None = None
+        self._moments: tuple[Tensor, Tensor] | None = None
 
     def add(self, gradient_D: Tensor) -> None:
         """Add a gradient to the moments, after clipping it."""
-        self._first_D, self._second_D = self._with(gradient_D)
+        if self._moments is None:
+            self._moments = torch.zeros_like(gradient_D), torch.zeros_like(gradient_D)
+        self._step(gradient_D, *self._moments)
         self.steps += 1
 
     def update(self, gradient_D: Tensor) -> Tensor:
         """u [D] of AdamW's next step with this gradient; the moments do not change."""
-        first_D, second_D = self._with(gradient_D)
-        one, two = (1.0 - beta ** (self.steps + 1) for beta in self.optimizer.betas)
-        return (first_D / one) / ((second_D / two).sqrt_().add_(self.optimizer.eps))
+        if self._moments is None:
+            return self._step(gradient_D, *(torch.zeros_like(gradient_D) for _ in range(2)))
+        return self._step(gradient_D, *(moment.clone() for moment in self._moments))
 
-    def _with(self, gradient_D: Tensor) -> tuple[Tensor, Tensor]:
-        clipped_D = self.optimizer.clipped(gradient_D)
+    def _step(self, gradient_D: Tensor, first_D: Tensor, second_D: Tensor) -> Tensor:
+        """torch's step from theta = 0 with lr 1 is -u; changes the moments in place."""
+        theta_D = torch.zeros_like(gradient_D)
         one, two = self.optimizer.betas
-        first_D, second_D = (1.0 - one) * clipped_D, (1.0 - two) * clipped_D.square()
-        if self._first_D is None or self._second_D is None:
-            return first_D, second_D
-        return first_D.add_(self._first_D, alpha=one), second_D.add_(self._second_D, alpha=two)
+        adamw(
+            [theta_D], [self.optimizer.clipped(gradient_D)], [first_D], [second_D], [],
+            [torch.tensor(float(self.steps))], amsgrad=False, beta1=one, beta2=two, lr=1.0,
+            weight_decay=0.0, eps=self.optimizer.eps, maximize=False,
+        )  # fmt: skip
+        return theta_D.neg_()

@@ -38,9 +38,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from sg_rlhf.common.argument_types import non_negative_int, positive_int, progress_bar
-from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.config import Config, load_config
-from sg_rlhf.data_io import strict_json
 from sg_rlhf.measure import fixed_batch, options
 from sg_rlhf.measure.adamw import AdamW, Moments
 from sg_rlhf.measure.batch_loss import BatchLoss, Surrogate
@@ -67,15 +65,17 @@ examples:
     python -m sg_rlhf.measure.minibatch_gradients --model runs/a/checkpoints/final \\
         --data data/kk/train.jsonl --config configs/kk/grpo_qwen2.5-3b-instruct.yaml \\
         --algorithm configs/algorithms/grpo.yaml configs/algorithms/grpo_sg.yaml --json out/g.json
+  every checkpoint that a run kept: how ratios, cosines and spread change along the training
+    python -m sg_rlhf.measure.minibatch_gradients --model runs/a/checkpoints/deepspeed/*_hf \\
+        --data data/kk/train.jsonl --config configs/kk/grpo_qwen2.5-3b-instruct.yaml \\
+        --algorithm configs/algorithms/grpo.yaml configs/algorithms/grpo_sg.yaml --json out/g.json
 """
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """The command line, with its long help."""
-    parser = options.new_parser(
-        "sg_rlhf.measure.minibatch_gradients", __doc__, EXAMPLES, one_batch=False
-    )
-    parser.add_argument("--model", required=True, metavar="CKPT", help="folder, id or module:NAME")
+    parser = options.new_parser("sg_rlhf.measure.minibatch_gradients", __doc__, EXAMPLES)
+    options.add_models(parser)
     parser.add_argument(
         "--algorithm",
         nargs="+",
@@ -99,11 +99,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         "updates each algorithm takes three times the memory of the model, else one time [20]",
     )
     options.add_dtype(parser, "float32", "dtype of parameters and arithmetic")
-    args = options.parse(parser, argv)
-    for option in ("batch", "sampler", "limit", "global_step"):
-        if getattr(args, option) is not None:
-            parser.error(f"--{option.replace('_', '-')}: not taken here, where batches are sampled")
-    return args
+    return options.parse(parser, argv, of_one_model=("plot",))
 
 
 def optimizer_of(config: Config) -> AdamW:
@@ -123,10 +119,7 @@ def optimizer_of(config: Config) -> AdamW:
     }
     if "betas" in given:
         given["betas"] = tuple(given["betas"])
-    try:
-        return AdamW(**given)
-    except ValueError as error:
-        raise MeasureError(f"actor: {error}") from None
+    return AdamW(**given)
 
 
 def surrogates(paths: Sequence[str]) -> dict[str, Surrogate]:
@@ -231,6 +224,7 @@ def _columns(name: str, rows: Sequence[Mapping[str, Sequence[Vector]]]) -> Itera
 
 def measure(
     args: argparse.Namespace,
+    name: str,
     settings: Sampling,
     losses: dict[str, Surrogate],
     reward: RewardFunc | None,
@@ -250,8 +244,8 @@ def measure(
             f"--data {args.data}: {len(data)} prompts; expected {prompts * args.batches} for "
             f"--batches {args.batches} of --prompts {prompts}"
         )
-    model = load_model(args.model, DTYPES[args.dtype], choose_device(args.device))
-    tokenizer = load_tokenizer(args.model)
+    model = load_model(name, DTYPES[args.dtype], choose_device(args.device))
+    tokenizer = load_tokenizer(name)
     count = args.batches + args.warm_up
     with progress_bar("minibatches", "minibatches", count) as bar:
 
@@ -261,7 +255,7 @@ def measure(
                 places = range(number * prompts, (number + 1) * prompts)
                 part = [data[place % len(data)] for place in places]
                 drawn = replace(settings, seed=settings.seed + number)
-                yield sample_batch(args.data, part, args.model, model, tokenizer, drawn, reward)
+                yield sample_batch(args.data, part, name, model, tokenizer, drawn, reward)
                 bar.update()
 
         moments = None
@@ -280,22 +274,27 @@ def measure(
             "--prompts or --group)"
         )
     found = [
-        Measured(name, surrogate.describe(), *_columns(name, rows))
-        for name, surrogate in losses.items()
+        Measured(algorithm, surrogate.describe(), *_columns(algorithm, rows))
+        for algorithm, surrogate in losses.items()
     ]
     return found, args.batches - len(rows)
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure, write the requested files, and return the content of ``--json``."""
+    """Measure, write ``--plot``, and return the content of ``--json``."""
+    return options.each_model(args.model, lambda name: report_of(args, name))
+
+
+def report_of(args: argparse.Namespace, name: str) -> dict[str, Any]:
+    """The figures of one checkpoint, which answers the prompts itself."""
     losses = surrogates(args.algorithm)
     config = load_config(args.config, args.overrides)
     settings = options.sampling(args, config)
     optimizer = optimizer_of(config) if args.warm_up else None
     reward = options.reward_function(args, config, settings, graded=True)
-    found, without_gradient = measure(args, settings, losses, reward, optimizer)
+    found, without_gradient = measure(args, name, settings, losses, reward, optimizer)
     report = {
-        "model": args.model,
+        "model": name,
         "data": str(args.data),
         "minibatches": len(found[0].gradients),
         "without_gradient": without_gradient,
@@ -309,10 +308,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "cosines": {entry.name: [v.cosine for v in entry.gradients] for entry in found},
         "update_norms": {entry.name: [v.norm for v in entry.updates] for entry in found},
         "update_cosines": {entry.name: [v.cosine for v in entry.updates] for entry in found},
-        **options.origin(args),
     }
-    if args.json is not None:
-        write_whole(args.json, strict_json.dumps(report, indent=1) + "\n")
     if args.plot is not None:
         width = 9.8 if optimizer else 5.6
         options.save_figure(args.plot, lambda figure: plot(found, figure), (width, 4.6))
@@ -321,7 +317,10 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Returns 0, or 2 after one line on stderr."""
-    return options.command("sg_rlhf.measure.minibatch_gradients", parse_arguments, run, table, argv)
+    tables = options.each_table(table)
+    return options.command(
+        "sg_rlhf.measure.minibatch_gradients", parse_arguments, run, tables, argv
+    )
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import io
 import os
 import re
@@ -31,6 +32,7 @@ from sg_rlhf.common.resources import machine
 from sg_rlhf.common.text import single_line
 from sg_rlhf.config import Config, weighting_of
 from sg_rlhf.config.upstream_flags import POLICY_LOSS_TYPES
+from sg_rlhf.data_io import strict_json
 from sg_rlhf.measure import fixed_batch, sample_batch
 from sg_rlhf.measure.checkpoint import (
     DTYPES,
@@ -45,13 +47,8 @@ from sg_rlhf.measure.fixed_batch import FixedBatch
 _OVERRIDE = re.compile(r"[a-z]\w*(\.\w+)+=.*", re.DOTALL)
 
 
-def new_parser(
-    prog: str, description: str | None, examples: str, *, one_batch: bool = True
-) -> OneLineParser:
-    """A parser with the options of every measurement; overrides are taken by ``parse``.
-
-    one_batch False: what belongs to a batch that is kept or given is not in the help.
-    """
+def new_parser(prog: str, description: str | None, examples: str) -> OneLineParser:
+    """A parser with the options of every measurement on a batch; ``parse`` takes overrides."""
     parser = OneLineParser(
         prog=f"python -m {prog}",
         description=description,
@@ -59,81 +56,54 @@ def new_parser(
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    batch = parser.add_argument_group("the batch")
-
-    def of_one(text: str) -> str:
-        return text if one_batch else argparse.SUPPRESS
-
-    batch.add_argument(
-        "--data",
-        type=Path,
-        metavar="FILE",
-        help="JSONL: a run's samples.jsonl, rows of prompt, response and advantage, or prompts "
-        "(input, answer) to be answered"
-        if one_batch
-        else "JSONL: prompts (input, answer) to be answered",
-    )
-    batch.add_argument(
-        "--batch",
-        type=Path,
-        metavar="FILE",
-        help=of_one("read the batch if FILE exists, else write it"),
-    )
-    batch.add_argument(
-        "--sampler",
-        metavar="CKPT",
-        help=of_one("model that samples the responses [the first --model]"),
-    )
-    batch.add_argument("--prompts", type=positive_int, metavar="N", help="number of prompts [8]")
-    batch.add_argument(
-        "--group", type=positive_int, metavar="G", help="responses per prompt [the recipe, 8]"
-    )
-    batch.add_argument(
-        "--max-new-tokens",
-        type=positive_int,
-        metavar="N",
-        help="maximum tokens of a response [the recipe, 256]",
-    )
-    batch.add_argument(
-        "--temperature",
-        type=positive_float,
-        metavar="T",
-        help="sampling temperature [the recipe, 1.0]",
-    )
-    batch.add_argument("--seed", type=non_negative_int, default=0, help="seed of the sampling [0]")
-    batch.add_argument(
-        "--reward", metavar="FILE", help="file or module:NAME with reward_func [the recipe]"
-    )
-    batch.add_argument(
-        "--global-step",
-        type=non_negative_int,
-        metavar="N",
-        help=of_one("only this step's rows of a samples.jsonl"),
-    )
-    batch.add_argument(
-        "--limit", type=positive_int, metavar="N", help=of_one("only the first N given responses")
-    )
-    parser.add_argument(
-        "--config", metavar="FILE", action="append", help="a recipe (YAML); the later file wins"
-    )
-    parser.add_argument("--device", default="auto", help="auto, cpu or cuda [auto]")
-    parser.add_argument(
-        "--pass-tokens",
-        type=positive_int,
-        default=PASS_TOKENS,
-        metavar="N",
+    add_machine(parser)
+    add = parser.add_argument
+    add("--config", metavar="FILE", action="append", help="a recipe (YAML); the later file wins")
+    add(
+        "--pass-tokens", type=positive_int, default=PASS_TOKENS, metavar="N",
         help=f"tokens in one forward pass; fewer need less memory [{PASS_TOKENS}]",
-    )
-    parser.add_argument(
-        "--threads",
-        type=positive_int,
-        metavar="N",
-        help="CPU threads; 1 is best on busy cores [torch's]",
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures as JSON")
-    parser.add_argument("--plot", type=Path, metavar="F.png", help="a picture")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="recipe keys to override")
+    )  # fmt: skip
+    add("--plot", type=Path, metavar="F.png", help="a picture")
+    add("overrides", nargs="*", metavar="key=value", help="recipe keys to override")
+    add = parser.add_argument_group("responses that are sampled").add_argument
+    add("--data", type=Path, metavar="FILE", help="JSONL of prompts to answer (input, answer)")
+    add("--prompts", type=positive_int, metavar="N", help="number of prompts [8]")
+    add("--group", type=positive_int, metavar="G", help="responses per prompt [the recipe, 8]")
+    add(
+        "--max-new-tokens", type=positive_int, metavar="N",
+        help="maximum tokens of a response [the recipe, 256]",
+    )  # fmt: skip
+    add(
+        "--temperature", type=positive_float, metavar="T",
+        help="sampling temperature [the recipe, 1.0]",
+    )  # fmt: skip
+    add("--seed", type=non_negative_int, default=0, help="seed of the sampling [0]")
+    add("--reward", metavar="FILE", help="file or module:NAME with reward_func [the recipe]")
     return parser
+
+
+def add_machine(parser: argparse.ArgumentParser) -> None:
+    """Where a measurement runs, and the file of its figures."""
+    add = parser.add_argument
+    add("--device", default="auto", help="auto, cpu or cuda [auto]")
+    add("--threads", type=positive_int, metavar="N", help="CPU threads; 1 is best on busy cores")
+    add("--json", type=Path, metavar="FILE", help="write all figures as JSON")
+
+
+def add_fixed_batch(parser: argparse.ArgumentParser) -> None:
+    """A batch that is given or kept instead of sampled."""
+    add = parser.add_argument_group(
+        "a fixed batch",
+        "--data may also hold responses: a run's samples.jsonl, or rows of prompt, response and "
+        "advantage",
+    ).add_argument
+    add("--batch", type=Path, metavar="FILE", help="read the batch if FILE exists, else write it")
+    add("--sampler", metavar="CKPT", help="model that samples the responses [the first --model]")
+    add(
+        "--global-step", type=non_negative_int, metavar="N",
+        help="only this step's rows of a samples.jsonl",
+    )  # fmt: skip
+    add("--limit", type=positive_int, metavar="N", help="only the first N given responses")
 
 
 def add_dtype(parser: argparse.ArgumentParser, default: str, why: str) -> None:
@@ -141,8 +111,20 @@ def add_dtype(parser: argparse.ArgumentParser, default: str, why: str) -> None:
     parser.add_argument("--dtype", choices=DTYPES, default=default, help=f"{why} [{default}]")
 
 
-def parse(parser: OneLineParser, argv: Sequence[str]) -> argparse.Namespace:
-    """Parse the command line; overrides may be anywhere, also after an option of several values."""
+def add_models(parser: argparse.ArgumentParser) -> None:
+    """The checkpoints that are measured."""
+    parser.add_argument(
+        "--model", nargs="+", required=True, metavar="CKPT", help="folders, hub ids or module:NAME"
+    )
+
+
+def parse(
+    parser: OneLineParser, argv: Sequence[str], *, of_one_model: Sequence[str] = ()
+) -> argparse.Namespace:
+    """Parse the command line; overrides may be anywhere, also after an option of several values.
+
+    of_one_model: options that are refused where several checkpoints are measured.
+    """
     overrides = [token for token in argv if _OVERRIDE.fullmatch(token)]
     args = parser.parse_args([token for token in argv if not _OVERRIDE.fullmatch(token)])
     if args.overrides:
@@ -150,16 +132,34 @@ def parse(parser: OneLineParser, argv: Sequence[str]) -> argparse.Namespace:
             f"{args.overrides[0]!r}: expected key=value with a key such as sg.weighting.upper"
         )
     args.overrides = overrides
-    if args.threads is not None:
-        torch.set_num_threads(args.threads)
-    if args.data is None and not (args.batch and args.batch.exists()):
+    kept = getattr(args, "batch", None)
+    if args.data is None and not (kept and kept.exists()):
         parser.error("--data FILE: not set; expected it, or --batch with a file that exists")
-    check_outputs(parser, args)
+    for option in of_one_model:
+        if len(args.model) > 1 and getattr(args, option) is not None:
+            parser.error(f"--{option}: takes one --model, {len(args.model)} were given; use --json")
+    prepare(parser, args)
     return args
 
 
-def check_outputs(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """Refuse files that could not be written, before anything is measured."""
+def each_model(names: Sequence[str], measure: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
+    """The report of one checkpoint; of several, their reports as ``models``."""
+    reports = []
+    for name in names:
+        reports.append(measure(name))
+        gc.collect()  # modules refer to each other: without this two models can be in memory
+    return reports[0] if len(reports) == 1 else {"models": reports}
+
+
+def each_table(table: Callable[[dict[str, Any]], str]) -> Callable[[dict[str, Any]], str]:
+    """The table of every report of ``each_model``."""
+    return lambda report: "\n\n".join(map(table, report.get("models", [report])))
+
+
+def prepare(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Set torch's threads, and refuse files that could not be written, before a measurement."""
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
     for option in ("batch", "json", "plot", "csv"):
         path = getattr(args, option, None)
         if path is None:
@@ -306,10 +306,9 @@ def batch_facts(batch: FixedBatch) -> dict[str, Any]:
     }
 
 
-def origin(args: argparse.Namespace) -> dict[str, Any]:
-    """Where the numbers come from, for a JSON result: command, date, machine, versions."""
+def origin() -> dict[str, Any]:
+    """Where the numbers come from, for a JSON result: date, machine, versions."""
     return {
-        "command": getattr(args, "command", None),
         "date": time.strftime("%Y-%m-%d"),
         "machine": {**machine(), "threads": torch.get_num_threads()},
         "versions": {name: version(name) for name in ("torch", "transformers")},
@@ -339,12 +338,15 @@ def command(
     table: Callable[[dict[str, Any]], str],
     argv: Sequence[str] | None,
 ) -> int:
-    """Parse, measure and print the table; 0, or 2 after one line on stderr."""
+    """Parse, measure, write ``--json`` and print the table; 0, or 2 after one line on stderr."""
     given = sys.argv[1:] if argv is None else argv
     args = parse_arguments(given)
-    args.command = shlex.join(["python", "-m", prog, *given])
     with one_line_errors(prog) as failed:
-        print(table(run(args)))
+        command_line = shlex.join(["python", "-m", prog, *given])
+        report = {**run(args), "command": command_line, **origin()}
+        if args.json is not None:
+            write_whole(args.json, strict_json.dumps(report, indent=1) + "\n")
+        print(table(report))
     return 2 if failed else 0
 
 

@@ -25,10 +25,8 @@ import torch
 
 from sg_rlhf.algo.analysis.sharpness import Sharpness, parameter_norm, sharpness
 from sg_rlhf.common.argument_types import positive_float, positive_int, progress_bar
-from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.config import Config, load_config
 from sg_rlhf.config.upstream_flags import PROMPT_MEAN
-from sg_rlhf.data_io import strict_json
 from sg_rlhf.measure import options
 from sg_rlhf.measure.batch_loss import UNIFORM, BatchLoss, Surrogate
 from sg_rlhf.measure.checkpoint import (
@@ -39,6 +37,7 @@ from sg_rlhf.measure.checkpoint import (
     load_tokenizer,
 )
 from sg_rlhf.measure.fixed_batch import FixedBatch
+from sg_rlhf.weights.describe import clip_range
 
 EXAMPLES = """\
 examples:
@@ -66,9 +65,8 @@ RESOLUTION = {"float32": 1e-6, "float64": 1e-9}
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """The command line, with its long help."""
     parser = options.new_parser("sg_rlhf.measure.sharpness", __doc__, EXAMPLES)
-    parser.add_argument(
-        "--model", nargs="+", required=True, metavar="CKPT", help="folders, hub ids or module:NAME"
-    )
+    options.add_fixed_batch(parser)
+    options.add_models(parser)
     parser.add_argument(
         "--rho", nargs="+", type=positive_float, required=True, metavar="R", help="radii"
     )
@@ -97,9 +95,7 @@ def surrogate_of(config: Config, overrides: Sequence[str]) -> Surrogate:
             f"actor.loss_agg_mode={mean}: expected token-mean or seq-mean-token-mean, the means "
             "that this command measures"
         )
-    low, high = Surrogate.eps_low, Surrogate.eps_high
-    if config.sources or any("eps_clip" in override for override in overrides):
-        low, high = config.clip_range()
+    low, high = clip_range(config)
     dual_clip = config.values.get("actor.dual_clip")
     if dual_clip is None and not config.sources:
         dual_clip = Surrogate.dual_clip
@@ -228,7 +224,7 @@ def plot(report: dict[str, Any], figure: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure, write the requested files, and return the content of ``--json``."""
+    """Measure, write ``--plot``, and return the content of ``--json``."""
     config = load_config(args.config, args.overrides)
     graded = args.loss == "grpo"
     surrogate = surrogate_of(config, args.overrides) if graded else None
@@ -241,10 +237,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "batch": options.batch_facts(batch),
         "batch_line": batch.describe(),
         "models": measure(args, batch, surrogate),
-        **options.origin(args),
     }
-    if args.json is not None:
-        write_whole(args.json, strict_json.dumps(report, indent=2) + "\n")
     if args.plot is not None:
         options.save_figure(args.plot, lambda figure: plot(report, figure), (7.2, 4.6))
     return report

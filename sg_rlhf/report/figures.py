@@ -247,27 +247,19 @@ def mismatch(groups: list[Group]) -> Figure:
 
 
 def weights_over_training(groups: list[Group]) -> Figure:
-    """Mean token weight with its 5 % to 95 % quantiles, else plus and minus one deviation."""
+    """Mean token weight, with its 5 % to 95 % quantiles for one seed."""
     figure, (axes,) = drawing.subplots()
     if not _curves(axes, groups, "sg/weight_mean", steps=True):
         raise Missing("The runs log no token weights.")
-    quantiles = False
     for index, group in enumerate(groups):
         for run in group.runs if len(group.runs) == 1 else ():
-            low = dict(per_rollout(run.steps, "sg/weight_q05"))
-            high = dict(per_rollout(run.steps, "sg/weight_q95"))
-            quantiles |= bool(low)
-            if not low:
-                mean = dict(per_rollout(run.steps, "sg/weight_mean"))
-                deviation = dict(per_rollout(run.steps, "sg/weight_std"))
-                low = {x: mean[x] - d for x, d in deviation.items() if x in mean}
-                high = {x: mean[x] + d for x, d in deviation.items() if x in mean}
+            low, high = (dict(per_rollout(run.steps, f"sg/weight_{q}")) for q in ("q05", "q95"))
             xs = sorted(low.keys() & high.keys())
             axes.fill_between(
                 xs, [low[x] for x in xs], [high[x] for x in xs], color=drawing.color(index),
                 alpha=0.16, linewidth=0,
             )  # fmt: skip
-    axes.set_ylabel("weight w, mean and " + ("5-95 %" if quantiles else "std"))
+    axes.set_ylabel("weight w, mean and 5-95 %")
     rules = [weighting_of(group.runs[0]).rule for group in groups]
     limits = [rule.limits() for rule in rules if rule is not None]
     if len(limits) == len(groups):
@@ -301,16 +293,38 @@ def _xy(points: Curve) -> tuple[list[float], list[float]]:
     return [x for x, _ in points], [y for _, y in points]
 
 
-def stabilising_factor(groups: list[Group]) -> Figure:
-    """Mean of w (1 - p), which bounds a token's gradient (Theorems 3.5 and 3.6)."""
+def _line(
+    groups: list[Group], key: str, label: str, missing: str, *, from_zero: bool = False
+) -> Figure:
+    """The rollout means of a value of the optimizer steps, as a running mean."""
     figure, (axes,) = drawing.subplots()
-    if not _curves(axes, groups, "sg/w_one_minus_p_mean", steps=True, window=_window(groups)):
-        raise Missing("The runs do not log w (1 - p).")
-    axes.set_ylim(bottom=0)
-    axes.set_ylabel("mean of w (1 - p)")
-    drawing.whole_numbers(axes, _smoothing(_window(groups)))
+    window = _window(groups)
+    if not _curves(axes, groups, key, steps=True, window=window):
+        raise Missing(missing)
+    if from_zero:
+        axes.set_ylim(bottom=0)
+    axes.set_ylabel(label)
+    drawing.whole_numbers(axes, _smoothing(window))
     drawing.legend(axes)
     return figure
+
+
+def stabilising_factor(groups: list[Group]) -> Figure:
+    """Mean of w (1 - p), which bounds a token's gradient (Theorems 3.5 and 3.6)."""
+    key, missing = "sg/w_one_minus_p_mean", "The runs do not log w (1 - p)."
+    return _line(groups, key, "mean of w (1 - p)", missing, from_zero=True)
+
+
+def entropy(groups: list[Group]) -> Figure:
+    """Entropy of the policy, nats per token."""
+    missing = "The runs log no entropy (actor.entropy_coef=0.0 logs it)."
+    return _line(groups, "entropy_loss", "entropy (nats per token)", missing, from_zero=True)
+
+
+def kl(groups: list[Group]) -> Figure:
+    """The KL term to the reference model, as each run's own estimator gives it."""
+    missing = "The runs log no KL to a reference model (algo.kl.init_coef is 0)."
+    return _line(groups, "kl", "KL estimate (nats per token)", missing)
 
 
 def quartiles(groups: list[Group]) -> Figure:
@@ -345,34 +359,6 @@ def _token_mean(rows: list[Row], key: str) -> float:
     pairs = [(v, n) for v, n in pairs if math.isfinite(v) and n > 0]
     total = math.fsum(n for _, n in pairs)
     return math.fsum(v * n for v, n in pairs) / total if total else math.nan
-
-
-def entropy(groups: list[Group]) -> Figure:
-    """Entropy of the policy, nats per token."""
-    figure, (axes,) = drawing.subplots()
-    window = _window(groups)
-    if not (
-        _curves(axes, groups, "entropy_loss", steps=True, window=window)
-        or _curves(axes, groups, "entropy_loss", window=window)
-    ):
-        raise Missing("The runs log no entropy (actor.entropy_coef=0.0 logs it).")
-    axes.set_ylim(bottom=0)
-    axes.set_ylabel("entropy (nats per token)")
-    drawing.whole_numbers(axes, _smoothing(window))
-    drawing.legend(axes)
-    return figure
-
-
-def kl(groups: list[Group]) -> Figure:
-    """The KL term to the reference model, as each run's own estimator gives it."""
-    figure, (axes,) = drawing.subplots()
-    window = _window(groups)
-    if not _curves(axes, groups, "kl", steps=True, window=window):
-        raise Missing("The runs log no KL to a reference model (algo.kl.init_coef is 0).")
-    axes.set_ylabel("KL estimate (nats per token)")
-    drawing.whole_numbers(axes, _smoothing(window))
-    drawing.legend(axes)
-    return figure
 
 
 def length(groups: list[Group]) -> Figure:

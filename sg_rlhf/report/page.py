@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
-import statistics
 import time
 from dataclasses import dataclass
 from importlib import resources
@@ -24,14 +23,13 @@ from sg_rlhf.report.runs import (
     Group,
     Run,
     all_settings,
-    curve,
     differences,
     grouped,
     named_apart,
-    number,
     read_run,
 )
 from sg_rlhf.report.samples import clouds, frequent_tokens, payload
+from sg_rlhf.report.summary import figures_of
 from sg_rlhf.report.text import embedded_json, one_line
 from sg_rlhf.report.weighting import weighting_of
 from sg_rlhf.run_dir import alerts
@@ -133,37 +131,34 @@ def _drawn(entry: catalogue.Entry, groups: list[Group]) -> Drawn:
 def _table_row(run: Run) -> dict[str, Any]:
     """What the table of runs says, as text; "n/a" where a run does not have it."""
     norms = [y for _, y in figures.norm_curve(run)]
-    rewards = [y for _, y in curve(run.metrics, "rollout/reward_mean")]
-    window = max(1, min(5, len(rewards) // 2))
-    state = "finished" if run.finished else "not finished"
+    found = figures_of(run)
+
+    def shown(form: str, *keys: str) -> str:
+        values = [found[key] for key in keys]
+        return form.format(*values) if all(map(math.isfinite, values)) else "n/a"
+
     return {
         "name": run.name,
         "path": one_line(str(run.path)),
         "seed": one_line(run.seed),
         "rollouts": f"{run.rollouts}" + (f" of {run.planned}" if run.planned else ""),
-        "state": state,
+        "state": "finished" if run.finished else "not finished",
         "weighting": one_line(weighting_of(run).label),
-        "reward": _change(rewards[:window], rewards[-window:]) if rewards else "n/a",
+        "reward": shown("{:+.3f} → {:+.3f}", "reward_first", "reward_last"),
         "accuracy": _held_out(run),
         "evaluated": one_line(held_out_label(run)),
-        "norm": (
-            f"{statistics.fmean(norms):.3g} ± {statistics.pstdev(norms):.2g}" if norms else "n/a"
-        ),
-        "norm_max": f"{max(norms):.3g}" if norms else "n/a",
+        "norm": shown("{:.3g} ± {:.2g}", "grad_norm_mean", "grad_norm_std"),
+        "norm_max": shown("{:.3g}", "grad_norm_max"),
         "spikes": f"{len(figures.spikes(norms))} of {len(norms)}" if norms else "n/a",
-        "weight": _mean_of(run, "sg/weight_mean", "{:.3f}"),
-        "zeroed": _mean_of(run, "sg/zeroed_pos", "{:.1%}"),
-        "seconds": _median_seconds(run),
+        "weight": shown("{:.3f}", "weight_mean"),
+        "zeroed": shown("{:.1%}", "zeroed_pos"),
+        "seconds": shown("{:.1f}", "seconds_per_rollout"),
         "notes": [one_line(note) for note in (*run.notes, *_alerts(run))],
     }
 
 
 def _alerts(run: Run) -> list[str]:
     return [f"Alert of the last rollout: {alert.message}." for alert in alerts.check(run.metrics)]
-
-
-def _change(first: list[float], last: list[float]) -> str:
-    return f"{statistics.fmean(first):+.3f} → {statistics.fmean(last):+.3f}"
 
 
 def _held_out(run: Run) -> str:
@@ -177,16 +172,6 @@ def _held_out(run: Run) -> str:
         return f"{point.accuracy:.3f}{interval}"
 
     return text(points[0]) if len(points) == 1 else f"{text(points[0])} → {text(points[-1])}"
-
-
-def _mean_of(run: Run, key: str, form: str) -> str:
-    values = [v for row in run.steps if math.isfinite(v := number(row, key))]
-    return form.format(statistics.fmean(values)) if values else "n/a"
-
-
-def _median_seconds(run: Run) -> str:
-    values = [y for _, y in curve(run.metrics, "timing/step_total")]
-    return f"{statistics.median(values):.1f}" if values else "n/a"
 
 
 def _token_table(group: Group) -> dict[str, Any]:

@@ -30,7 +30,7 @@ def summarize(run_dir: Path) -> dict[str, Any]:
     Raises:
         RunError: no run, or one without a single rollout, is there.
     """
-    return _figures(_read(run_dir))
+    return figures_of(_read(run_dir))
 
 
 def _read(run_dir: Path) -> Run:
@@ -40,13 +40,14 @@ def _read(run_dir: Path) -> Run:
     return run
 
 
-def _figures(run: Run) -> dict[str, Any]:
+def figures_of(run: Run) -> dict[str, Any]:
+    """The figures of a run that was read; NaN for what it does not log."""
     metrics, rows = run.metrics, run.steps
     norms = _values(rows, "actor_grad_norm")
     rewards = _values(metrics, "rollout/reward_mean")
     window = max(1, min(5, len(rewards) // 2))
     summary: dict[str, Any] = {
-        "rollouts": metrics[-1]["global_step"],
+        "rollouts": run.rollouts,
         "optimizer_steps": len(rows),
         "reward_first": _of(statistics.fmean, rewards[:window]),
         "reward_last": _of(statistics.fmean, rewards[-window:]),
@@ -191,7 +192,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     from sg_rlhf.report import figures
 
-    summary, groups = _figures(run), grouped([run])
+    summary, groups = figures_of(run), grouped([run])
     name = run_dir.resolve().name
     titles = (name, f"{name}: gradient norm of every optimizer step")
     drawn = (figures.reward_and_accuracy, figures.grad_norm)

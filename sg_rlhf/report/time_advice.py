@@ -6,9 +6,9 @@ rollout above which it does. The largest share is named in any case.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sg_rlhf.config.log_probs import old_log_prob_rule
 
@@ -21,130 +21,122 @@ _LOGITS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Rule:
+class Hint(NamedTuple):
+    """One thing to change.
+
+    Attributes:
+        text: ``{key}`` in it stands for the run's value of that key.
+        applies: whether the hint is for a run with these settings.
+    """
+
+    text: str
+    applies: Callable[[Setting], bool] = lambda setting: True
+
+
+class Rule(NamedTuple):
     """What to say of some parts.
 
     Attributes:
         what: the parts, as the sentence names them.
         parts: their names.
         above: share of a rollout from which they are worth a sentence.
-        change: of the run's settings, what to do; "" where this rule has nothing to say of them.
+        hints: what to do; a rule none of whose hints applies is left out.
     """
 
     what: str
     parts: tuple[str, ...]
     above: float
-    change: Callable[[Setting], str]
+    hints: tuple[Hint, ...]
+
+    def change(self, setting: Setting) -> str:
+        """The hints that apply to a run, as alternatives; "" of none."""
+        found = [_filled(hint.text, setting) for hint in self.hints if hint.applies(setting)]
+        *most, last = found or [""]
+        return f"{', '.join(most)}, or {last}" if most else last
 
 
-def _longest(setting: Setting) -> str:
-    return (
-        f"a smaller rollout.max_new_tokens ({_value(setting, 'rollout.max_new_tokens')}), or a "
-        f"larger rollout.batch_size ({_value(setting, 'rollout.batch_size')}), which has the "
-        "engines busy for longer before they wait"
+def _when(key: str, value: Any) -> Callable[[Setting], bool]:
+    return lambda setting: setting(key) == value
+
+
+def _old_log_probs(of: str) -> Callable[[Setting], bool]:
+    """Whether the old log-probs are computed of ``all`` samples, or of the ``later`` steps'."""
+    return lambda setting: (
+        setting("train.batch_size") is not None and old_log_prob_rule(setting).of == of
     )
 
 
-def _generation(setting: Setting) -> str:
-    eager = setting("vllm.enforce_eager") is True
-    return (
-        f"more engines (vllm.num_engines, {_value(setting, 'vllm.num_engines')})"
-        + (", CUDA graphs on a GPU (vllm.enforce_eager=false)" if eager else "")
-        + f", or a smaller rollout.max_new_tokens ({_value(setting, 'rollout.max_new_tokens')})"
-    )
+def _filled(text: str, setting: Setting) -> str:
+    def value(match: re.Match[str]) -> str:
+        key = match[1]
+        if key == "why":
+            return old_log_prob_rule(setting).why
+        return "not known" if setting(key) is None else f"now {setting(key)}"
 
-
-def _wake(setting: Setting) -> str:
-    return (
-        "vllm.enable_sleep=false where the memory allows it (python -m sg_rlhf.plan says so)"
-        if setting("vllm.enable_sleep") is True
-        else "a larger rollout.batch_size, which has fewer of them"
-    )
-
-
-def _logits(setting: Setting) -> str:
-    return "actor.fused_logprobs=true" if setting("sg.fused_logprobs") is False else ""
-
-
-def _old(setting: Setting) -> str:
-    if setting("train.batch_size") is None:
-        return ""
-    rule = old_log_prob_rule(setting)
-    if rule.of == "later":
-        return f"a larger train.batch_size, as {rule.why}"
-    return f"all samples need a pass for them, as {rule.why}" if rule.of == "all" else ""
-
-
-def _reference(setting: Setting) -> str:
-    return (
-        "a larger rollout.micro_batch_size "
-        f"({_value(setting, 'rollout.micro_batch_size')}), or algo.kl.init_coef=0, which has no "
-        "reference model"
-    )
-
-
-def _update(setting: Setting) -> str:
-    found = [f"a larger train.micro_batch_size ({_value(setting, 'train.micro_batch_size')})"]
-    if setting("ds.packing_samples") is False:
-        found.append("ds.packing_samples=true, which computes no padding")
-    if setting("actor.gradient_checkpointing_enable") is True:
-        found.append("actor.gradient_checkpointing_enable=false where the memory allows it")
-    if setting("ds.adam_offload") is True:
-        found.append("ds.adam_offload=false where the memory allows it")
-    return _either(found)
-
-
-def _update_rest(setting: Setting) -> str:
-    found = ["responses of more even length (rank 0 waits for the slowest rank here)"]
-    if setting("sg.batches") == "upstream":
-        found.append("sg.batches=balanced, which deals samples to the ranks by length")
-    if setting("ds.enable_sleep") is True:
-        found.append("ds.enable_sleep=false, which keeps the optimizer's states on the GPU")
-    return _either(found)
-
-
-def _sync(setting: Setting) -> str:
-    found = [
-        f"a larger rollout.batch_size ({_value(setting, 'rollout.batch_size')}), which syncs less "
-        "often for the same samples"
-    ]
-    if setting("sg.weight_sync") == "upstream":
-        found.append("sg.weight_sync=buckets, which sends fewer and larger messages")
-    if setting("ds.zero_stage") == 3:
-        found.append("ds.zero_stage=2 where the memory allows it, which gathers no parameters")
-    return _either(found)
-
-
-def _check(setting: Setting) -> str:
-    every = setting("sg.sync_check_every")
-    return f"sg.sync_check_every=0 ({every}), which checks the first sync only" if every else ""
-
-
-def _hand_over(_setting: Setting) -> str:
-    return "a shorter data.max_len, or the ranks on the controller's node: samples are copied"
-
-
-def _logging(setting: Setting) -> str:
-    return f"fewer sg.samples_per_step ({_value(setting, 'sg.samples_per_step')})"
+    return re.sub(r"\{([\w.]+)\}", value, text)
 
 
 RULES = (
-    Rule("waiting for the longest response", ("longest_response",), 0.2, _longest),
-    Rule("generation with all engines busy", ("generation",), 0.5, _generation),
-    Rule("waking the engines and sending them to sleep", ("engines_wake",), 0.1, _wake),
-    Rule("passes that make float32 logits of every token", _LOGITS, 0.3, _logits),
-    Rule("old log-probs", ("old_log_probs", "update_old_log_probs"), 0.1, _old),
-    Rule(
-        "reference log-probs", ("reference_log_probs", "update_reference_log_probs"), 0.2,
-        _reference,
-    ),
-    Rule("forward and backward passes", ("update_forward", "update_backward"), 0.5, _update),
-    Rule("the update outside its passes", ("ppo_train",), 0.15, _update_rest),
-    Rule("weight sync", ("broadcast",), 0.1, _sync),
-    Rule("the check of the weight sync", ("sync_check",), 0.1, _check),
-    Rule("sending samples to the ranks", ("hand_over",), 0.05, _hand_over),
-    Rule("logging", ("logging",), 0.1, _logging),
+    Rule("waiting for the longest response", ("longest_response",), 0.2, (
+        Hint("a smaller rollout.max_new_tokens ({rollout.max_new_tokens})"),
+        Hint("a larger rollout.batch_size ({rollout.batch_size}), which has the engines busy for "
+             "longer before they wait"),
+    )),
+    Rule("generation with all engines busy", ("generation",), 0.5, (
+        Hint("more engines (vllm.num_engines, {vllm.num_engines})"),
+        Hint("CUDA graphs on a GPU (vllm.enforce_eager=false)", _when("vllm.enforce_eager", True)),
+        Hint("a smaller rollout.max_new_tokens ({rollout.max_new_tokens})"),
+    )),
+    Rule("waking the engines and sending them to sleep", ("engines_wake",), 0.1, (
+        Hint("vllm.enable_sleep=false where the memory allows it (python -m sg_rlhf.plan says so)",
+             _when("vllm.enable_sleep", True)),
+        Hint("a larger rollout.batch_size, which has fewer of them"),
+    )),
+    Rule("passes that make float32 logits of every token", _LOGITS, 0.3, (
+        Hint("actor.fused_logprobs=true", _when("sg.fused_logprobs", False)),
+    )),
+    Rule("old log-probs", ("old_log_probs", "update_old_log_probs"), 0.1, (
+        Hint("a larger train.batch_size, as {why}", _old_log_probs("later")),
+        Hint("all samples need a pass for them, as {why}", _old_log_probs("all")),
+    )),
+    Rule("reference log-probs", ("reference_log_probs", "update_reference_log_probs"), 0.2, (
+        Hint("a larger rollout.micro_batch_size ({rollout.micro_batch_size})"),
+        Hint("algo.kl.init_coef=0, which has no reference model"),
+    )),
+    Rule("forward and backward passes", ("update_forward", "update_backward"), 0.5, (
+        Hint("a larger train.micro_batch_size ({train.micro_batch_size})"),
+        Hint("ds.packing_samples=true, which computes no padding",
+             _when("ds.packing_samples", False)),
+        Hint("actor.gradient_checkpointing_enable=false where the memory allows it",
+             _when("actor.gradient_checkpointing_enable", True)),
+        Hint("ds.adam_offload=false where the memory allows it", _when("ds.adam_offload", True)),
+    )),
+    Rule("the update outside its passes", ("ppo_train",), 0.15, (
+        Hint("responses of more even length (rank 0 waits for the slowest rank here)"),
+        Hint("sg.batches=balanced, which deals samples to the ranks by length",
+             _when("sg.batches", "upstream")),
+        Hint("ds.enable_sleep=false, which keeps the optimizer's states on the GPU",
+             _when("ds.enable_sleep", True)),
+    )),
+    Rule("weight sync", ("broadcast",), 0.1, (
+        Hint("a larger rollout.batch_size ({rollout.batch_size}), which syncs less often for the "
+             "same samples"),
+        Hint("sg.weight_sync=buckets, which sends fewer and larger messages",
+             _when("sg.weight_sync", "upstream")),
+        Hint("ds.zero_stage=2 where the memory allows it, which gathers no parameters",
+             _when("ds.zero_stage", 3)),
+    )),
+    Rule("the check of the weight sync", ("sync_check",), 0.1, (
+        Hint("sg.sync_check_every=0 ({sg.sync_check_every}), which checks the first sync only",
+             lambda setting: bool(setting("sg.sync_check_every"))),
+    )),
+    Rule("sending samples to the ranks", ("hand_over",), 0.05, (
+        Hint("a shorter data.max_len"),
+        Hint("the ranks on the controller's node: samples are copied"),
+    )),
+    Rule("logging", ("logging",), 0.1, (
+        Hint("fewer sg.samples_per_step ({sg.samples_per_step})"),
+    )),
 )  # fmt: skip
 
 
@@ -163,20 +155,9 @@ def advice(seconds: Mapping[str, float], setting: Setting) -> str:
     found = []
     for rule in RULES:
         share = sum(seconds.get(part, 0.0) for part in rule.parts) / total
-        change = rule.change(setting)
-        if change:
+        if change := rule.change(setting):
             found.append((share, rule, change))
     found.sort(key=lambda item: -item[0])
     told = [item for item in found if item[0] >= item[1].above] or found[:1]
     sentences = [f"{rule.what} {share:.0%}: {change}" for share, rule, change in told]
     return f"Of {total:.1f} s a rollout: " + "; ".join(sentences) + "."
-
-
-def _value(setting: Setting, key: str) -> str:
-    value = setting(key)
-    return "not known" if value is None else f"now {value}"
-
-
-def _either(found: list[str]) -> str:
-    *most, last = found
-    return f"{', '.join(most)}, or {last}" if most else last

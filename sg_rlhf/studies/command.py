@@ -182,47 +182,24 @@ def main(argv: list[str] | None = None) -> int:
     # A shell starts background jobs with SIGINT ignored; whoever sends it means it.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
+    failures: list[str] = []
+    interrupted = False
     try:
         study = load_study(arguments.study)
         out = arguments.out or Path("experiments") / study.name
         runner = Runner(study, out, arguments.runs or Path("runs") / study.name, arguments.jobs)
         cells = _chosen(list(study.cells()), arguments.only or "*", arguments.study)
         states = {cell: runner.state(cell) for cell in cells}
+        if arguments.list:
+            print(listing(states, out))
+            return 0
+        if not arguments.table:
+            print(overview(list(states.values())))
+            failures, interrupted = _run(runner, [c for c in cells if states[c] is not State.DONE])
     except ConfigError as error:
         print(f"sg_rlhf.studies: {error}", file=sys.stderr)
         return 2
-    todo = [cell for cell in cells if states[cell] is not State.DONE]
-    if arguments.list:
-        for cell in cells:
-            print(f"{states[cell].value:15}{cell.name}")
-        print(f"{len(cells) - len(todo)} of {len(cells)} done; results: {out}")
-        return 0
-    failures: list[str] = []
-    interrupted = False
-    if not arguments.table:
-        print(overview(list(states.values())))
-        try:
-            with best_effort_output():
-                failures = run_cells(runner, todo)
-        except ConfigError as error:
-            print(f"sg_rlhf.studies: {error}", file=sys.stderr)
-            return 2
-        except CellError as error:
-            failures = [str(error)]
-        except KeyboardInterrupt:
-            interrupted = True
-    # All of the study's, whatever --only chose.
-    found = {cell: runner.result(cell) or runner.recorded(cell) for cell in study.cells()}
-    finished = {cell: run for cell, run in found.items() if run is not None}
-    if finished:
-        older = sum(runner.result(cell) is None for cell in finished)
-        if older:
-            print(f"{older} of {len(finished)} runs are of {study_results.RECORD}, made with other "
-                  "settings or by an earlier version")  # fmt: skip
-        write_tables(study, finished, out)
-        print(f"tables and pictures: {out}/results.md, .json, .png, differences.png")
-    else:
-        print(f"no finished run in {out / 'cells'} yet")
+    finished = report_results(runner)
     if not interrupted:
         failures += write_pages(runner, finished, {cell.regime for cell in cells})
     for failure in failures:
@@ -231,6 +208,40 @@ def main(argv: list[str] | None = None) -> int:
         print("interrupted; the same command continues", file=sys.stderr)
         return 130
     return 1 if failures else 0
+
+
+def _run(runner: Runner, cells: list[Cell]) -> tuple[list[str], bool]:
+    """The failures of `run_cells`, and whether the user interrupted it."""
+    try:
+        with best_effort_output():
+            return run_cells(runner, cells), False
+    except CellError as error:
+        return [str(error)], False
+    except KeyboardInterrupt:
+        return [], True
+
+
+def listing(states: dict[Cell, State], out: Path) -> str:
+    """The lines of ``--list``: each cell and what is left of it."""
+    done = [*states.values()].count(State.DONE)
+    lines = [f"{state.value:15}{cell.name}" for cell, state in states.items()]
+    return "\n".join([*lines, f"{done} of {len(states)} done; results: {out}"])
+
+
+def report_results(runner: Runner) -> list[Cell]:
+    """Write the tables of all finished cells of the study, whatever ``--only`` chose; the cells."""
+    found = {cell: runner.result(cell) or runner.recorded(cell) for cell in runner.study.cells()}
+    finished = {cell: run for cell, run in found.items() if run is not None}
+    if not finished:
+        print(f"no finished run in {runner.out / 'cells'} yet")
+        return []
+    older = sum(runner.result(cell) is None for cell in finished)
+    if older:
+        print(f"{older} of {len(finished)} runs are of {study_results.RECORD}, made with other "
+              "settings or by an earlier version")  # fmt: skip
+    write_tables(runner.study, finished, runner.out)
+    print(f"tables and pictures: {runner.out}/results.md, .json, .png, differences.png")
+    return list(finished)
 
 
 def _interrupt(_signum: int, _frame: Any) -> None:

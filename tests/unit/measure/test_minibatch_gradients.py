@@ -238,7 +238,7 @@ def test_the_command_and_its_files(puzzles, tmp_path, capsys):
         ({"--algorithm": ["no.yaml"]}, "no.yaml"),
         ({"--algorithm": [ALGORITHMS / "grpo.yaml"] * 2}, "a second grpo"),
         ({"--batches": ["9"]}, "6 prompts; expected 72 for --batches 9 of --prompts 8"),
-        ({"--batch": ["b.json"]}, "--batch: not taken here"),
+        ({"--batch": ["b.json"]}, "--batch"),
         ({"--reward": ["none.py"]}, "--reward none.py: no such Python file"),
         ({"--data": ["none.jsonl"]}, "--data none.jsonl: no such file"),
     ],

@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sg_rlhf.algo.weightings.grpo_sg import GrpoSG
 from sg_rlhf.measure import token_gradients
-from sg_rlhf.measure.token_gradients import EDGES, Point, stratified, summarise
+from sg_rlhf.measure.token_figures import EDGES, Point, summarise
+from sg_rlhf.measure.token_gradients import stratified
 from sg_rlhf.tiny.build import shipped
 
 MODEL = "module:sg_rlhf.tiny.kk_tiny"
@@ -29,7 +30,7 @@ def measured(tmp_path_factory):
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     out, table, picture = (folder / name for name in ("o.json", "o.csv", "o.png"))
     files = ["--json", out, "--csv", table, "--plot", picture]
-    arguments = ["--model", MODEL, "--data", data, "--chunk", "3", *files]
+    arguments = ["--model", MODEL, "--data", data, *files]
     assert token_gradients.main([str(a) for a in [*arguments, "sg.weighting.lower=0.5"]]) == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
     report = json.loads(out.read_text())
@@ -146,3 +147,18 @@ def test_bad_options_are_one_line(tmp_path, capsys):
         token_gradients.main([*arguments, "--tokens", "0"])
     assert "--tokens: 0: expected a whole number" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_several_checkpoints_are_measured_on_one_batch(measured, tmp_path, capsys):
+    data, out = tmp_path / "samples.jsonl", tmp_path / "o.json"
+    data.write_text(json.dumps({"prompt": PROMPT, "response": RESPONSE}) + "\n")
+    arguments = ["--data", str(data), "--json", str(out), "sg.weighting.lower=0.5"]
+    assert token_gradients.main(["--model", MODEL, MODEL, *arguments]) == 0
+    first, second = json.loads(out.read_text())["models"]
+    assert first == second and capsys.readouterr().out.count("Spearman's") == 2
+    expected = [point for point in measured[0] if point["row"] == 0]
+    for found, point in zip(first["points"], expected, strict=True):
+        assert found["grad_norm"] == pytest.approx(point["grad_norm"], rel=1e-9)
+    with pytest.raises(SystemExit, match="2"):
+        token_gradients.main(["--model", MODEL, MODEL, *arguments, "--csv", str(tmp_path / "c")])
+    assert "--csv: takes one --model" in capsys.readouterr().err

@@ -40,7 +40,7 @@ def said(seconds: dict[str, float], **changed: Any) -> str:
         ("generation", 300.0, {"vllm__enforce_eager": True}, ["vllm.enforce_eager=false"]),
         ("engines_wake", 30.0, {"vllm__enable_sleep": True}, ["vllm.enable_sleep=false where"]),
         ("broadcast", 30.0, {}, ["weight sync", "rollout.batch_size (now 16)", "ds.zero_stage=2"]),
-        ("sync_check", 20.0, {"sg__sync_check_every": 1}, ["sg.sync_check_every=0 (1)"]),
+        ("sync_check", 20.0, {"sg__sync_check_every": 1}, ["sg.sync_check_every=0 (now 1)"]),
         ("update_forward", 1.0, {"sg__fused_logprobs": False}, ["float32 logits of every token",
                                                                     "actor.fused_logprobs=true"]),
         ("update_backward", 200.0, {"ds__packing_samples": False}, ["ds.packing_samples=true"]),

@@ -1,0 +1,216 @@
+"""Statistics of `token_gradients`: the figures of its points, table, picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from scipy.stats import spearmanr
+
+#: Strata of p: an equal share of the sampled tokens comes from each, as far as it has any.
+EDGES = (0.0, 0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99, 0.999, 1.0)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One sampled token.
+
+    represents: tokens of the batch that it stands for, the size of its stratum over the number
+    sampled there. w: its token weight. weighted: w * grad_norm. w_one_minus_p: w * (1 - p).
+    """
+
+    row: int
+    position: int
+    token_id: int
+    token: str
+    p: float
+    one_minus_p: float
+    logit_norm: float
+    grad_norm: float
+    weight: float
+    weighted: float
+    w_one_minus_p: float
+    stratum: int
+    represents: float
+
+
+def summarise(points: Sequence[Point]) -> dict[str, Any]:
+    """Correlations, the exact bound at the logits, the spread of the network's factor, strata."""
+    column = {
+        field.name: np.array([getattr(point, field.name) for point in points], dtype=float)
+        for field in fields(Point)
+        if field.name != "token"
+    }
+    rest, norm, logit_norm = (column[key] for key in ("one_minus_p", "grad_norm", "logit_norm"))
+    unsure, moving = column["p"] < 0.5, rest > 0
+    at_logits = logit_norm[moving] / rest[moving]
+    return {
+        "spearman": {
+            "grad_norm_vs_one_minus_p": _spearman(norm, rest),
+            "grad_norm_vs_one_minus_p_where_p_below_0.5": _spearman(norm[unsure], rest[unsure]),
+            "grad_norm_vs_logit_norm": _spearman(norm, logit_norm),
+            "logit_norm_vs_one_minus_p": _spearman(logit_norm, rest),
+            "weighted_vs_w_one_minus_p": _spearman(column["weighted"], column["w_one_minus_p"]),
+        },
+        "logit_norm_over_one_minus_p": {
+            "min": float(at_logits.min()) if moving.any() else None,
+            "max": float(at_logits.max()) if moving.any() else None,
+        },
+        "grad_norm_over_one_minus_p": _quantiles(norm[moving] / rest[moving]),
+        "spread": {
+            name: _spread(column[name], column["represents"])
+            for name in ("one_minus_p", "w_one_minus_p", "grad_norm", "weighted")
+        },
+        "strata": _strata(column),
+    }
+
+
+def _spearman(a: np.ndarray, b: np.ndarray) -> float | None:
+    if len(a) < 3 or len(np.unique(a)) < 2 or len(np.unique(b)) < 2:
+        return None
+    return float(spearmanr(a, b).statistic)
+
+
+def _quantiles(values: np.ndarray) -> dict[str, float | None]:
+    shares = {"q05": 0.05, "q25": 0.25, "median": 0.5, "q75": 0.75, "q95": 0.95}
+    if len(values) == 0:
+        return dict.fromkeys(shares)
+    return {name: float(np.quantile(values, share)) for name, share in shares.items()}
+
+
+def _median(values: np.ndarray) -> float:
+    """The lower one of two in the middle, as torch's."""
+    return float(np.quantile(values, 0.5, method="lower"))
+
+
+def _spread(values: np.ndarray, represents: np.ndarray) -> float | None:
+    """Estimate of std / mean over the batch; each point counts as the tokens it represents."""
+    mean = np.average(values, weights=represents)
+    std = np.sqrt(np.average((values - mean) ** 2, weights=represents))
+    return float(std / mean) if mean > 0 else None
+
+
+def _strata(column: dict[str, np.ndarray]) -> list[dict[str, Any]]:
+    """Each stratum of p: its tokens, and its share of the sum of all gradient norms."""
+    rows = []
+    represents = column["represents"]
+    sums = {name: column[name] @ represents for name in ("grad_norm", "weighted")}
+    for k in range(len(EDGES) - 1):
+        here = column["stratum"] == k
+        if not here.any():
+            continue
+        part = {name: values[here] for name, values in column.items()}
+        rows.append(
+            {
+                "p": [EDGES[k], EDGES[k + 1]],
+                "sampled": int(here.sum()),
+                "tokens": round(float(part["represents"].sum())),
+                "one_minus_p": _median(part["one_minus_p"]),
+                "logit_norm": _median(part["logit_norm"]),
+                "grad_norm": _quantiles(part["grad_norm"]),
+                "weight": _median(part["weight"]),
+                **{
+                    f"share_of_{name}": float(part[name] @ part["represents"] / total)
+                    for name, total in sums.items()
+                    if total > 0
+                },
+            }
+        )
+    return rows
+
+
+#: What is said below every table.
+CAUTION = """
+A high correlation says that sure tokens have small gradients and unsure ones larger
+ones. It does not say that the bound is tight (its factor varies as above), that the
+batch's gradient, in which tokens add up or cancel, follows the sum of norms, or that a
+smaller gradient generalises better."""
+
+
+def table(report: dict[str, Any]) -> str:
+    """The printed tables."""
+    summary = report["summary"]
+    rho, spread = summary["spearman"], summary["spread"]
+    at_logits = summary["logit_norm_over_one_minus_p"]
+    factor = summary["grad_norm_over_one_minus_p"]
+    lines = [
+        f"batch: {report['batch_line']}",
+        f"model: {report['model']}, {report['parameters']:,} parameters, {report['dtype']}",
+        f"weights: {report['weights']}",
+        f"tokens: {report['tokens']} sampled of {report['batch']['tokens']}, in equal shares of p",
+        "",
+        "           p   tokens  sampled    1 - p  ||e_y-pi||  ||grad||    5 % ..  95 %       w"
+        "   share  share, w",
+    ]
+    for r in summary["strata"]:
+        q = r["grad_norm"]
+        lines.append(
+            f"{r['p'][0]:5.3g}..{r['p'][1]:5.3g} {r['tokens']:8d} {r['sampled']:8d} "
+            f"{r['one_minus_p']:8.2g}  {r['logit_norm']:10.3g}  {q['median']:8.3g} "
+            f"{q['q05']:8.3g} {q['q95']:7.3g} {r['weight']:7.3f} "
+            f"{_number(r.get('share_of_grad_norm'), '7.1%')} "
+            f"{_number(r.get('share_of_weighted'), '9.1%')}"
+        )
+    lines += [
+        "medians within each stratum; share: of the sum of ||grad|| (and w ||grad||) of the batch",
+        "",
+        "Spearman's rank correlation over the sampled tokens",
+        f"  ||grad|| and 1 - p          {_number(rho['grad_norm_vs_one_minus_p'])}",
+        "  ||grad|| and 1 - p, p < 0.5 "
+        f"{_number(rho['grad_norm_vs_one_minus_p_where_p_below_0.5'])}",
+        f"  ||grad|| and ||e_y - pi||   {_number(rho['grad_norm_vs_logit_norm'])}",
+        f"  ||e_y - pi|| and 1 - p      {_number(rho['logit_norm_vs_one_minus_p'])}",
+        f"  w ||grad|| and w (1 - p)    {_number(rho['weighted_vs_w_one_minus_p'])}",
+        f"||e_y - pi|| / (1 - p): {_number(at_logits['min'], '.4f')} to "
+        f"{_number(at_logits['max'], '.4f')} (the proof: 1 to 1.4142)",
+        f"||grad|| / (1 - p): median {_number(factor['median'], '.3g')}, 5 % "
+        f"{_number(factor['q05'], '.3g')}, 95 % {_number(factor['q95'], '.3g')}: the factor of "
+        "the network in the bound",
+        "std / mean over the batch: "
+        + ", ".join(
+            f"{name} {_number(spread[key], '.3f')}"
+            for name, key in (
+                ("1 - p", "one_minus_p"),
+                ("w (1 - p)", "w_one_minus_p"),
+                ("||grad||", "grad_norm"),
+                ("w ||grad||", "weighted"),
+            )
+        ),
+        CAUTION,
+    ]
+    return "\n".join(lines)
+
+
+def _number(value: float | None, form: str = "6.3f") -> str:
+    return "-" if value is None else format(value, form)
+
+
+def plot(report: dict[str, Any], points: Sequence[Point], figure: Any) -> None:
+    """Both norms over 1 - p, the exact bound shaded; the weighted norm over w (1 - p)."""
+    left, right = figure.subplots(1, 2, sharey=True)
+    moving = [p for p in points if p.one_minus_p > 0 and p.grad_norm > 0]
+    rest = [p.one_minus_p for p in moving]
+    for axes, x, norms, color, label in (
+        (left, rest, [p.grad_norm for p in moving], "tab:blue", "all parameters"),
+        (left, rest, [p.logit_norm for p in moving], "tab:orange", "at the logits"),
+        (
+            right, [p.w_one_minus_p for p in moving], [p.weighted for p in moving], "tab:green",
+            "w times all parameters",
+        ),
+    ):  # fmt: skip
+        axes.scatter(x, norms, s=8, color=color, label=label)
+    ends = [min(rest, default=1e-6), 1.0]
+    left.fill_between(
+        ends, ends, [2**0.5 * e for e in ends], color="0.5", alpha=0.35, lw=0,
+        label=r"$1-p$ to $\sqrt{2}\,(1-p)$",
+    )  # fmt: skip
+    left.set(xlabel="1 - p", ylabel=r"norm of the gradient of $\log\,\pi(y)$")
+    right.set(xlabel="w (1 - p)")
+    for axes in (left, right):
+        axes.set(xscale="log", yscale="log")
+        axes.grid(True, color="0.9", lw=0.8)
+        axes.set_axisbelow(True)
+        axes.legend(fontsize=8, loc="upper left")
+    figure.suptitle(f"{report['model'][-60:]}, {report['tokens']} tokens", fontsize=10)
