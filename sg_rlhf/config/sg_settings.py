@@ -167,6 +167,12 @@ class SGSettings(BaseModel):
         "ratio to 2, mis drops tokens above 2, icepop those outside of 0.5 to 5; sets "
         "algo.advantage.is_correction_*",
     )
+    kl_to_engine: float = Field(
+        0.0,
+        ge=0.0,
+        description="coefficient of a KL (k3) to the policy that sampled, by the engine's log-probs; "
+        "an addition to the loss that needs no reference model",
+    )
     engine_log_probs: bool = Field(
         True,
         description="have the engine return the log-probs that it sampled by, and log how far the "

@@ -307,6 +307,11 @@ class SGActorPPOTrainer(SyncTrainer):
             info["kl"] = losses["kl"]
             info["logprobs_diff"] = masked_mean(difference_BT, mask_BT).detach()
             loss = loss + kl_loss * kl_ctl
+        if args.sg.kl_to_engine > 0:
+            kl_BT = self._kl(log_probs_BT, experience.rollout_log_probs, kl_estimator="k3")
+            engine_kl = aggregate(kl_BT, mask_BT, **micro_batch.loss_info)
+            losses["engine_kl"] = engine_kl.detach()
+            loss = loss + engine_kl * args.sg.kl_to_engine
         if self.aux_loss:
             aux_loss = output.aux_loss * args.actor.aux_loss_coef
             loss = loss + aux_loss * micro_batch.aux_loss_scale

@@ -120,6 +120,7 @@ def needs_engine_log_probs(args: Any) -> bool:
     """Whether a run reads the engine's log-probs, with or without upstream's correction.
 
     Every run does by default (``sg.engine_log_probs``), to log how far engine and trainer differ.
-    A token weighting may read them too (``probability: engine``).
+    A token weighting (``probability: engine``) and ``sg.kl_to_engine`` may read them too.
     """
-    return bool(args.sg.engine_log_probs or args.sg.weighting.get("probability") == "engine")
+    in_weights = args.sg.weighting.get("probability") == "engine"
+    return bool(args.sg.engine_log_probs or args.sg.kl_to_engine or in_weights)

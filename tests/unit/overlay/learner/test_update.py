@@ -230,6 +230,21 @@ def test_a_reward_kl_is_no_loss_term() -> None:
     assert status["kl"] == pytest.approx(float(kl.mean()))
 
 
+def test_the_kl_to_the_engine_needs_no_reference() -> None:
+    """Its gradient is k3's: engine and trainer differ, and the advantages are 0."""
+
+    def without_advantages(_index: int, sample: Experience) -> None:
+        sample.advantages = torch.zeros_like(sample.advantages)
+
+    settings = ["algo.kl.init_coef=0.0"]
+    still, plain = trained(arguments("grpo", *settings), change=without_advantages)
+    status, pulled = trained(
+        arguments("grpo", *settings, "sg.kl_to_engine=0.5"), change=without_advantages
+    )
+    assert "engine_kl" not in still and status["engine_kl"] > 0.0
+    assert not torch.equal(pulled, plain)
+
+
 def test_the_update_takes_the_samples_as_they_were_dealt(monkeypatch: pytest.MonkeyPatch) -> None:
     widths: list[int] = []
     forward = Table.forward
