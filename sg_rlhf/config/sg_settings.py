@@ -170,8 +170,8 @@ class SGSettings(BaseModel):
     kl_to_engine: float = Field(
         0.0,
         ge=0.0,
-        description="coefficient of a KL (k3) to the policy that sampled, by the engine's log-probs; "
-        "an addition to the loss that needs no reference model",
+        description="coefficient of a KL (k3) to the policy that sampled, by the engine's "
+        "log-probs; an addition to the loss that needs no reference model",
     )
     engine_log_probs: bool = Field(
         True,
