@@ -154,7 +154,10 @@ def disks(places: dict[str, Path]) -> list[Disk]:
         there = place.absolute()
         while not there.exists():
             there = there.parent
-        free = round(shutil.disk_usage(there).free / 1e9, 1)
+        usage = shutil.disk_usage(there)
+        if not usage.total:  # no disk, as /proc; the run says that it cannot write there
+            continue
+        free = round(usage.free / 1e9, 1)
         disk = found.setdefault(there.stat().st_dev, Disk(holds=[], path=str(there), free_gb=free))
         disk.holds.append(name)
     return list(found.values())

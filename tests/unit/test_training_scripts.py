@@ -84,7 +84,7 @@ def test_a_taken_port_is_refused_and_the_run_directory_stays_untouched(tree: Pat
         port = str(taken.getsockname()[1])
         found = run_script(tree, "search", SG_HARDWARE="cpu", SG_PORT=port)
     assert found.returncode == 2, found.stderr
-    assert f"error: SG_PORT={port}: something already listens there" in found.stderr
+    assert f"--port {port}: Address already in use; SG_PORT chooses another port" in found.stderr
     assert (tree / "data" / "search_tiny" / "index").is_dir() and not (tree / "runs").exists()
 
 

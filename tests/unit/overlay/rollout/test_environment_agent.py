@@ -41,7 +41,7 @@ from sg_rlhf.overlay.rollout.environment_agent import EnvironmentAgent, load_age
 from sg_rlhf.overlay.rollout.generator import SGSamplesGenerator
 from sg_rlhf.tasks.codec import TokenizerCodec
 from sg_rlhf.tasks.search.environment import SearchEnvironment
-from sg_rlhf.tasks.search.protocol import CORRECTION, STOP
+from sg_rlhf.tasks.search.protocol import CORRECTION, STOP_STRINGS
 from sg_rlhf.tasks.search.settings import SearchSettings
 from tests.unit.tasks.search.http_retriever import Retriever, passages, running
 
@@ -196,7 +196,7 @@ def test_a_dialogue_that_searches_and_answers(retriever: Retriever) -> None:
     assert {key: logs[key] for key in expected} == expected
     assert 0 < logs["search_seconds"] < 5
     # Stop strings from the first turn on, kept in the output; the budget is for all turns.
-    assert [p.stop for p in engine.params] == [list(STOP)] * 2
+    assert [p.stop for p in engine.params] == [list(STOP_STRINGS)] * 2
     assert all(p.include_stop_str_in_output for p in engine.params)
 
 
