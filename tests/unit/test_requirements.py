@@ -26,6 +26,8 @@ OPTIONAL = {
     "trl": "the adapters and their tests: in integrations.lock",
     "verl": "the same",
     "molt": "the same",
+    "tinker": "the same",
+    "torchtitan": "the same",
     "openenv": "serve-env: the extra openenv, in integrations.lock",
     "trackio": "sg.trackio: the extra trackio",
     "flash_attn": "upstream: where it is absent the overlay puts a stand-in in its place",
