@@ -61,7 +61,8 @@ def test_a_run_goes_on_from_the_one_before_it_and_stops_without_one(
     third = train(folder, data, *more)
     assert third.returncode == 1
     line = third.stderr.splitlines()[-1]
-    assert line.startswith(f"stopped: no checkpoint is intact: {checkpoints / tags[0]}: {name} was altered")
+    named = f"{checkpoints / tags[0]}: {name} was altered"
+    assert line.startswith(f"stopped: no checkpoint is intact: {named}")
     assert line.endswith("; restore one from a copy, or start in another --run-dir")
     assert [row["global_step"] for row in jsonl_log.read(folder / jsonl_log.METRICS)] == [
         1,
