@@ -623,7 +623,11 @@ def test_recorded_runs_are_done_with_todays_settings_and_in_the_tables_with_any(
     assert recorded[sg.name]["fingerprint"] == study.fingerprint(sg)
 
 
-@pytest.mark.parametrize("content", [b"no gzip", gzip.compress(b"[1]\n"), gzip.compress(b"{\n")])
+@pytest.mark.parametrize(
+    "content",
+    [b"no gzip", gzip.compress(b"[1]\n"), gzip.compress(b"{\n")],
+    ids=["no gzip", "a list", "half an object"],  # gzip writes the time into the bytes
+)
 def test_a_record_that_cannot_be_read_is_one_line(
     content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
