@@ -7,6 +7,8 @@ needed.
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,10 +17,16 @@ import aiohttp
 
 #: Bytes of one answer.
 MAX_MESSAGE = 64 * 2**20
+#: Seconds between two attempts at a server that has no free session.
+PAUSE = 0.2
 
 
 class OpenEnvError(RuntimeError):
     """The environment gave no usable answer; one line that names its address and the cause."""
+
+
+class ServerIsFull(OpenEnvError):
+    """All of the server's sessions are in use."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +49,7 @@ class Session:
 
     Args:
         url: of the server, ``http://HOST:PORT``.
-        timeout_s: seconds for a connection and for each answer.
+        timeout_s: seconds for a connection, for each answer and for a free session.
     """
 
     def __init__(self, url: str, timeout_s: float) -> None:
@@ -56,7 +64,7 @@ class Session:
         await self._http.close()
 
     async def reset(self, options: Mapping[str, Any]) -> Step:
-        """Connect, and begin an episode.
+        """Connect, and begin an episode. While the server has no free session, try again.
 
         Args:
             options: such as ``{"seed": 0}``; what else there is depends on the environment.
@@ -64,6 +72,19 @@ class Session:
         Raises:
             OpenEnvError: no server, no answer, or an error for an answer.
         """
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            await self._connect()
+            try:
+                return _step(await self._ask("reset", options))
+            except ServerIsFull:
+                if time.monotonic() > deadline:
+                    raise
+            assert self._socket is not None
+            await self._socket.close()
+            await asyncio.sleep(PAUSE)
+
+    async def _connect(self) -> None:
         try:
             self._socket = await self._http.ws_connect(
                 f"{self._url}/ws",
@@ -72,7 +93,6 @@ class Session:
             )
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise OpenEnvError(f"{self._url}: no OpenEnv server: {_line(error)}") from None
-        return _step(await self._ask("reset", options))
 
     async def step(self, action: Mapping[str, Any]) -> Step:
         """Take an action, after `reset`; raises as that does."""
@@ -92,7 +112,9 @@ class Session:
             raise OpenEnvError(f"{self._url}: no answer to {kind}: {_line(error)}") from None
         found = answer.get("data") if isinstance(answer, dict) else None
         if not isinstance(found, dict) or answer.get("type") == "error":
-            raise OpenEnvError(f"{self._url}: {kind} failed: {' '.join(str(found)[:300].split())}")
+            full = isinstance(found, dict) and found.get("code") == "CAPACITY_REACHED"
+            error_type = ServerIsFull if full else OpenEnvError
+            raise error_type(f"{self._url}: {kind} failed: {' '.join(str(found)[:300].split())}")
         return found
 
 

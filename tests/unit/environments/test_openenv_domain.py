@@ -143,6 +143,25 @@ def test_what_an_environment_does_wrong_is_one_line() -> None:
         play(counting([], 2), "one", label="gold")
 
 
+@pytest.mark.parametrize(("refusals", "timeout_s"), [(3, 30.0), (1000, 0.5)])
+def test_a_full_server_is_asked_again_until_the_timeout(refusals: int, timeout_s: float) -> None:
+    said: list[dict[str, Any]] = []
+    counted = counting(said, 1)
+    full = {"type": "error", "data": {"message": "at capacity", "code": "CAPACITY_REACHED"}}
+    resets = iter([full] * refusals)
+
+    def answer(message: dict[str, Any]) -> dict[str, Any]:
+        refused = next(resets, None) if message["type"] == "reset" else None
+        return refused or counted(message)
+
+    if refusals > 3:
+        with pytest.raises(rollout.EnvironmentFailed, match="at capacity"):
+            play(answer, "a", timeout_s=timeout_s)
+    else:
+        _, found, _ = play(answer, "a", timeout_s=timeout_s)
+        assert found.reward == 0.5 and next(resets, None) is None
+
+
 def test_a_server_that_is_away_is_told_before_the_run() -> None:
     with pytest.raises(
         ValueError, match=r"^http://127.0.0.1:9: no OpenEnv server: .*sg.openenv.url"
