@@ -19,6 +19,7 @@ from tests.gpu.measure import GIB, costs, largest, relative
 from tests.gpu.result import Job, Record
 
 OURS = "sg_rlhf.algo.log_probs.fused_log_probs"
+FROM_LOGITS = "sg_rlhf.algo.log_probs.from_logits"
 TRITON = "sg_rlhf.algo.log_probs.triton_softmax"
 VOCABULARY = 151_936
 HIDDEN = {"qwen2.5-3b": 2048, "qwen2.5-7b": 3584}
@@ -48,7 +49,7 @@ def heads(record: Record, job: Job) -> dict[str, Head]:
     if importlib.util.find_spec(OURS) is None:
         record.skip("log-probs without logits", f"{OURS} is not in this version")
     else:
-        module = importlib.import_module(OURS)
+        module, from_logits = map(importlib.import_module, (OURS, FROM_LOGITS))
 
         def without_logits(kernel: Any, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
             log_probs: Tensor = module.selected_log_probs(
@@ -58,7 +59,7 @@ def heads(record: Record, job: Job) -> dict[str, Head]:
 
         def one_buffer(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
             logits = (hidden @ weight.t()).float()
-            log_probs: Tensor = module.log_probs_from_logits(logits, targets, TEMPERATURE)
+            log_probs: Tensor = from_logits.log_probs_from_logits(logits, targets, TEMPERATURE)
             return log_probs
 
         if job.on_cuda:

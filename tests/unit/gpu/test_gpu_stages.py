@@ -9,6 +9,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 from sg_rlhf.config import load_config
@@ -197,14 +198,18 @@ def test_a_rollout_from_other_weights_fails(
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A snapshot of some/model in the hub's cache: its index, and one of two shards."""
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    snapshot = tmp_path / "models--some--model" / "snapshots" / "1"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    model = tmp_path / "models--some--model"
+    snapshot = model / "snapshots" / "1"
     snapshot.mkdir(parents=True)
-    (snapshot / "config.json").write_text("{}")
+    (model / "refs").mkdir()
+    (model / "refs" / "main").write_text("1")
+    (snapshot / "config.json").write_text('{"model_type": "qwen2"}')
+    (snapshot / "tokenizer.json").write_text("{}")
     shards = {"a": "model-1.safetensors", "b": "model-2.safetensors"}
     index = json.dumps({"weight_map": shards})
     (snapshot / "model.safetensors.index.json").write_text(index)
-    (snapshot / "model-1.safetensors").touch()
+    save_file({"a": torch.zeros(1)}, snapshot / "model-1.safetensors")
     return snapshot
 
 
@@ -231,7 +236,7 @@ def test_a_model_is_downloaded_before_the_stage_unless_it_is_complete(
 
     def fetch(model: str, **_: object) -> None:
         asked.append(model)
-        (cache / "model-2.safetensors").touch()
+        save_file({"b": torch.zeros(1)}, cache / "model-2.safetensors")
 
     monkeypatch.setattr(recipe_3b.huggingface_hub, "snapshot_download", fetch)
     for model in ("some/model", "some/model", str(cache), recipe_3b.RANDOM):
