@@ -32,9 +32,10 @@ def before_run(config: Config, run_dir: Path) -> list[str]:
     facts = gather(run_dir)
     if for_gpus and not facts.gpus and not facts.gpu_problem and platform != "cuda":
         return []  # as above
-    needs, more = recipe.judge(run, facts, cached=recipe.cached_model(run.model) is not None)
+    cached = recipe.cached_model(run.model, run.revision) is not None
+    needs, more = recipe.judge(run, facts, cached=cached)
     # The run checks the recipe's files and servers itself.
-    model = recipe.model(run.model)
+    model = None if cached else recipe.model(run.model, run.revision)
     checks = [*check(facts, needs), *more, *([model] if model else [])]
     failed = [item.line() for item in checks if item.status == FAILED]
     if failed:

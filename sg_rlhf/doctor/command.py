@@ -92,7 +92,7 @@ def _look(arguments: argparse.Namespace) -> tuple[Facts, Needs, list[Check]]:
         return facts, needs, check(facts, needs)
     run = recipe.load(arguments.config or [], arguments.overrides, arguments.run_dir)
     facts = described or gather(run.run_dir)
-    cached = not described and recipe.cached_model(run.model) is not None
+    cached = not described and recipe.cached_model(run.model, run.revision) is not None
     needs, plan = recipe.judge(run, facts, cached=cached)
     inputs = [] if described else recipe.inputs(run)
     return facts, needs, [*check(facts, needs), *plan, *inputs]

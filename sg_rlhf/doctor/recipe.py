@@ -55,6 +55,11 @@ class Recipe:
         key = "actor.model_name_or_path"
         return local_path(key, str(self.config.value(key) or ""))
 
+    @property
+    def revision(self) -> str | None:
+        """Its commit, tag or branch; None for the hub's default."""
+        return self.config.sg.model_revision
+
 
 def load(files: Sequence[str], overrides: Sequence[str], run_dir: str | None) -> Recipe:
     """Load a recipe as `sg_rlhf.train` does.
@@ -148,11 +153,11 @@ def inputs(recipe: Recipe) -> list[Check]:
         domain_settings.check(recipe.config.sg.domains)
     except ConfigError as error:
         found.append(Check("server", WARNING, "no answer", remedy=str(error)))
-    hub = model(recipe.model)
+    hub = model(recipe.model, recipe.revision)
     return [*found, hub] if hub else found
 
 
-def cached_model(name: str) -> Path | None:
+def cached_model(name: str, revision: str | None = None) -> Path | None:
     """The folder of a complete model in the hub's cache; None without one."""
     try:
         from huggingface_hub import try_to_load_from_cache
@@ -160,7 +165,7 @@ def cached_model(name: str) -> Path | None:
         return None
     if not model_folder.is_hub_id(name):
         return None
-    config = try_to_load_from_cache(name, "config.json")
+    config = try_to_load_from_cache(name, "config.json", revision=revision)
     if not isinstance(config, str):
         return None
     try:
@@ -170,11 +175,11 @@ def cached_model(name: str) -> Path | None:
     return Path(config).parent
 
 
-def model(name: str) -> Check | None:
+def model(name: str, revision: str | None = None) -> Check | None:
     """A model by its id: in the hub's cache, or available from the hub; None for a folder."""
     if Path(name).is_dir() or not model_folder.is_hub_id(name):
         return None
-    if cached_model(name):
+    if cached_model(name, revision):
         return Check("model", OK, "in the hub's cache", name)
     try:
         from huggingface_hub import constants, errors, get_hf_file_metadata, hf_hub_url
@@ -185,7 +190,8 @@ def model(name: str) -> Check | None:
         found = "not here, and the hub is off (HF_HUB_OFFLINE)"
         return Check("model", FAILED, found, name, f"unset it, or {instead}")
     try:
-        get_hf_file_metadata(hf_hub_url(name, "config.json"), timeout=HUB_SECONDS)
+        url = hf_hub_url(name, "config.json", revision=revision)
+        get_hf_file_metadata(url, timeout=HUB_SECONDS)
     except errors.GatedRepoError:
         remedy = f"accept its licence at {constants.ENDPOINT}/{name}, then HF_TOKEN=..."
         return Check("model", FAILED, "gated, and not for this token", name, remedy)

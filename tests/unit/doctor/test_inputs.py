@@ -88,6 +88,17 @@ def test_a_model_in_the_cache(monkeypatch: pytest.MonkeyPatch, hub: Path, whole:
     assert check is not None and check.status == (OK if whole else FAILED)
 
 
+def test_a_model_in_the_cache_by_its_revision(hub: Path) -> None:
+    snapshot = hub / "models--org--name" / "snapshots" / "0123abc"
+    snapshot.mkdir(parents=True)
+    (hub / "models--org--name" / "refs").mkdir()
+    (hub / "models--org--name" / "refs" / "v1").write_text("0123abc")
+    (snapshot / "config.json").write_text('{"model_type": "qwen2"}')
+    (snapshot / "tokenizer.json").write_text("{}")
+    (snapshot / "pytorch_model.bin").touch()
+    assert recipe.cached_model(MODEL, "v1") == snapshot and recipe.cached_model(MODEL) is None
+
+
 def test_what_a_run_would_refuse_is_listed() -> None:
     run = recipe.load(
         [str(ROOT / "configs" / "search" / "grpo_sg_tiny_cpu.yaml")],
