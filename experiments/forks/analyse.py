@@ -14,11 +14,13 @@ import math
 import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from scipy import stats
 
+from experiments.forks import figure
 from sg_rlhf.studies.plan import Cell, Study, load_study
 from sg_rlhf.studies.results import read_record
 
@@ -233,6 +235,48 @@ def primary(study: Study, runs: Runs) -> list[str]:
     return lines
 
 
+def compared(
+    cells: Sequence[Cell], runs: Runs, figure_of: Any, arms: Sequence[tuple[str, str]]
+) -> dict[tuple[str, str, str], Contrast]:
+    """(corpus, arm, other arm) -> the contrast of a figure, where three pairs or more are there."""
+    found = {}
+    for corpus in CORPORA:
+        for arm, other in arms:
+            sides = [values(cells, runs, corpus, side, figure_of) for side in (arm, other)]
+            if len(differences(*sides)) >= 3:
+                found[corpus, arm, other] = contrast(*sides)
+    return found
+
+
+def contrasts(study: Study, runs: Runs) -> dict[str, tuple[str, Contrast]]:
+    """Row of the figure -> (arm, end point minus GRPO's); the interaction last."""
+    cells = [*study.cells()]
+    against = [(arm, BASELINE) for arm in study.file.variants if arm != BASELINE]
+    rows = {
+        f"{CORPORA[c]}: {arm}": (arm, found)
+        for (c, arm, _), found in compared(cells, runs, end_point, against).items()
+    }
+    pairs = [
+        differences(*(values(cells, runs, corpus, arm) for arm in (TREATED, BASELINE)))
+        for corpus in ("d", "r")
+    ]
+    return {**rows, f"D minus R: {TREATED}": (TREATED, contrast(*pairs))}
+
+
+def accuracy(study: Study, runs: Runs) -> dict[str, dict[str, dict[int, float]]]:
+    """Title of a corpus -> arm -> rollout -> mean held-out accuracy of the runs that are there."""
+    cells = [*study.cells()]
+    curves: dict[str, dict[str, dict[int, float]]] = {title: {} for title in CORPORA.values()}
+    for corpus, title in CORPORA.items():
+        for arm in study.file.variants:
+            by_rollout = {r: values(cells, runs, corpus, arm, partial(at, r)) for r in ROLLOUTS}
+            if all(by_rollout.values()):
+                curves[title][arm] = {
+                    r: statistics.fmean(v.values()) for r, v in by_rollout.items()
+                }
+    return curves
+
+
 def secondary(study: Study, runs: Runs) -> list[str]:
     """Markdown: every arm compared with GRPO, and mask_only with Eq. 13; paired, unadjusted."""
     cells = [*study.cells()]
@@ -241,15 +285,12 @@ def secondary(study: Study, runs: Runs) -> list[str]:
         "|---|---|---|---|--:|--:|---|--:|--:|--:|",
     ]
     against = [(arm, BASELINE) for arm in study.file.variants if arm != BASELINE]
-    for name, figure in SECONDARY.items():
-        for c, title in CORPORA.items():
-            for arm, other in [*against, ("mask_only", "sg_inside")]:
-                sides = [values(cells, runs, c, side, figure) for side in (arm, other)]
-                if len(differences(*sides)) >= 3:
-                    found = contrast(*sides)
-                    lines.append(
-                        _row(f"{name} | {title} | {arm} | {other}", found, f"{found.welch:.3g}")
-                    )
+    for name, figure_of in SECONDARY.items():
+        rows = compared(cells, runs, figure_of, [*against, ("mask_only", "sg_inside")])
+        for (c, arm, other), found in rows.items():
+            lines.append(
+                _row(f"{name} | {CORPORA[c]} | {arm} | {other}", found, f"{found.welch:.3g}")
+            )
     return lines
 
 
@@ -260,8 +301,6 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--blinded", action="store_true", help="print the sample size and stop")
     args = parser.parse_args(argv)
-    from experiments.forks import figure  # it imports this module
-
     try:
         check(HERE)
         study, runs = load_study(HERE / "study.yaml"), read_record(HERE)
@@ -271,7 +310,7 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         print("\n".join(["## Primary", "", *primary(study, runs), ""]))
         print("\n".join(["## Secondary, unadjusted", "", *secondary(study, runs)]))
-        figure.draw(study, runs, HERE / "figure.png")
+        figure.draw(contrasts(study, runs), accuracy(study, runs), MARGIN, HERE / "figure.png")
     except Refused as refusal:
         print(f"analyse: {refusal}", file=sys.stderr)
         return 1

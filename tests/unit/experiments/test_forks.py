@@ -179,7 +179,7 @@ def test_the_primary_table_needs_every_run_of_the_sample_size() -> None:
 def test_the_figure_has_a_row_for_each_arm_and_corpus(tmp_path: Path) -> None:
     runs = results(0.0, 0.01)
     cells = [*STUDY.cells()]
-    rows = figure.contrasts(STUDY, cells, runs)
+    rows = analyse.contrasts(STUDY, runs)
     assert len(rows) == 2 * (len(STUDY.file.variants) - 1) + 1
     found = rows["R: sg_outside"][1]
     assert (
@@ -188,7 +188,9 @@ def test_the_figure_has_a_row_for_each_arm_and_corpus(tmp_path: Path) -> None:
             *(analyse.values(cells, runs, "r", arm) for arm in (analyse.TREATED, analyse.BASELINE))
         ).mean
     )
-    figure.draw(STUDY, runs, tmp_path / "figure.png")
+    curves = analyse.accuracy(STUDY, runs)
+    assert all(curves[title].keys() == STUDY.file.variants.keys() for title in ("R", "D"))
+    figure.draw(rows, curves, analyse.MARGIN, tmp_path / "figure.png")
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
