@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from sg_rlhf.algo.log_probs.online_softmax import slices
+
 #: Rows that are handled at a time.
 _ROWS = 1024
 
@@ -32,16 +34,12 @@ def log_probs_from_logits(logits: Tensor, labels: Tensor, temperature: float = 1
     return log_probs
 
 
-def _parts(rows: int) -> list[slice]:
-    return [slice(start, start + _ROWS) for start in range(0, rows, _ROWS)]
-
-
 class _FromLogits(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
         flat_NV, labels_N = logits.flatten(0, -2), labels.flatten()
         lse_N = torch.empty_like(flat_NV[:, 0])
-        for part in _parts(len(lse_N)):
+        for part in slices(len(lse_N), _ROWS):
             lse_N[part] = torch.logsumexp(flat_NV[part], dim=-1)
         ctx.save_for_backward(logits, labels, lse_N)
         chosen_N = flat_NV.gather(-1, labels_N[:, None])[:, 0]
@@ -57,7 +55,7 @@ class _FromLogits(torch.autograd.Function):
             grad_log_probs.flatten(),
         )
         grad_NV = torch.empty_like(flat_NV)
-        for part in _parts(len(lse_N)):
+        for part in slices(len(lse_N), _ROWS):
             block = torch.sub(flat_NV[part], lse_N[part, None], out=grad_NV[part])
             block.exp_().mul_(-grad_N[part, None])
         grad_NV.scatter_add_(1, labels_N[:, None], grad_N[:, None])

@@ -43,6 +43,7 @@ from sg_rlhf.algo.log_probs.online_softmax import (
     BlockKernel,
     RunningSoftmax,
     accumulation_dtype,
+    slices,
     target_columns,
 )
 
@@ -172,10 +173,6 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor, *, first: bool) -> 
         torch.addmm(total, left, right, beta=beta, out_dtype=total.dtype, out=total)
 
 
-def _slices(length: int, size: int) -> list[slice]:
-    return [slice(start, min(start + size, length)) for start in range(0, length, size)]
-
-
 def _blocks(hidden: Tensor, weight: Tensor, chunk: int | None) -> tuple[list[slice], list[slice]]:
     """Slices of rows and of the vocabulary; at least one of each."""
     device = "cuda" if hidden.is_cuda else "cpu"
@@ -189,8 +186,8 @@ def _blocks(hidden: Tensor, weight: Tensor, chunk: int | None) -> tuple[list[sli
         columns = min(columns, max(512, _HEAD[device] // weight.shape[1] // 128 * 128))
     parts = max(1, -(-rows // _ROWS[device]))
     return (
-        _slices(rows, -(-rows // parts)) if rows else [slice(0, 0)],
-        _slices(len(weight), chunk or columns),
+        slices(rows, -(-rows // parts)) if rows else [slice(0, 0)],
+        slices(len(weight), chunk or columns),
     )
 
 
@@ -252,7 +249,7 @@ class _UnitGradient:
         result = torch.empty_like(self.sum_NH, dtype=weight.dtype)
         not_target = -torch.expm1(softmax.target_N - softmax.log_sum_exp())
         not_target = torch.where(inside, not_target, 0.0)
-        for part in _slices(len(result), 256):
+        for part in slices(len(result), 256):
             of_target = weight[index_N1[part, 0]].to(self.sum_NH.dtype)
             of_target *= not_target[part, None]
             of_target -= self.sum_NH[part] / softmax.sum_N[part, None]

@@ -23,6 +23,11 @@ from torch import Tensor
 LOWEST = -1e4
 
 
+def slices(length: int, size: int) -> list[slice]:
+    """Consecutive slices of at most ``size`` that cover ``length``."""
+    return [slice(start, min(start + size, length)) for start in range(0, length, size)]
+
+
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype of sums for inputs of ``dtype``: float64 for float64, else float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
