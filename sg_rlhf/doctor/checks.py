@@ -10,7 +10,7 @@ from sg_rlhf.doctor.check import FAILED, OK, SKIPPED, WARNING, Check
 from sg_rlhf.doctor.facts import Disk, Facts
 from sg_rlhf.doctor.preflight import ON_CPU, REPAIR
 from sg_rlhf.machine import names
-from sg_rlhf.machine.gpus import Gpu
+from sg_rlhf.machine.gpus import Gpu, hardware_name
 from sg_rlhf.machine.names import SIZES
 
 #: Memory of other processes on a GPU above which the doctor warns, MiB; a desktop takes less.
@@ -100,7 +100,7 @@ def settings_for(gpus: Sequence[Gpu], needs: Needs) -> str:
 
     SG_HARDWARE is for the training scripts. `train` has a flag.
     """
-    name = names.name_of(len(gpus), min((gpu.memory_mib for gpu in gpus), default=0))
+    name = hardware_name(gpus)
     if not name:
         return ""
     return f"--hardware {name}" if needs.recipe else f"SG_HARDWARE={name}"

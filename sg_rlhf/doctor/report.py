@@ -11,6 +11,7 @@ from sg_rlhf.doctor.check import FAILED, OK, SKIPPED, WARNING, Check
 from sg_rlhf.doctor.checks import Needs
 from sg_rlhf.doctor.facts import Facts
 from sg_rlhf.machine import names
+from sg_rlhf.machine.gpus import hardware_name
 
 _COLOURS = {OK: "32", WARNING: "33", FAILED: "31", SKIPPED: "2"}
 #: Widest column; longer cells overflow and do not widen it.
@@ -53,7 +54,7 @@ def verdict(checks: Sequence[Check], facts: Facts, needs: Needs) -> str:
     works = f"works, with warnings: {', '.join(warned)}" if warned else "fine"
     if needs.recipe or facts.gpus is None:
         return works
-    name = names.name_of(len(facts.gpus), min((g.memory_mib for g in facts.gpus), default=0))
+    name = hardware_name(facts.gpus)
     if not name:
         return works
     models = names.MODELS[names.largest_models(names.parse(name), facts.memory_gib)]

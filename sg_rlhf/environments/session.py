@@ -15,6 +15,8 @@ from typing import Any
 
 import aiohttp
 
+from sg_rlhf.common.text import single_line
+
 #: Bytes of one answer.
 MAX_MESSAGE = 64 * 2**20
 #: Seconds between two attempts at a server that has no free session.
@@ -129,4 +131,4 @@ def _step(data: Mapping[str, Any]) -> Step:
 
 
 def _line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+    return single_line(error) or type(error).__name__

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from sg_rlhf.common.resources import visible_gpus
+from sg_rlhf.machine import names
 
 #: Which pairs of GPUs have NVLink.
 Links = Literal["all", "some", "none"]
@@ -72,8 +73,8 @@ def detect(environment: Mapping[str, str] = os.environ) -> Detected:
 
 def _detect(nvml: Any, environment: Mapping[str, str]) -> Detected:
     handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
-    names = [(str(i), nvml.nvmlDeviceGetUUID(handle)) for i, handle in enumerate(handles)]
-    seen = [handles[i] for i in _visible(names, visible_gpus(environment))]
+    known = [(str(i), nvml.nvmlDeviceGetUUID(handle)) for i, handle in enumerate(handles)]
+    seen = [handles[i] for i in _visible(known, visible_gpus(environment))]
     gpus = [_gpu(nvml, handle, handle) for handle in seen]
     slices = [_gpu(nvml, part, whole) for whole in seen for part in _slices(nvml, whole)]
     if slices:
@@ -126,26 +127,31 @@ def _nvlink(nvml: Any, handles: list[Any]) -> Links | None:
     return "all" if all(linked) else "some" if any(linked) else "none"
 
 
-def _visible(names: list[tuple[str, str]], chosen: list[str] | None) -> list[int]:
+def _visible(known: list[tuple[str, str]], chosen: list[str] | None) -> list[int]:
     """Positions of the chosen GPUs; as in CUDA, up to the first name that fits none.
 
     Args:
-        names: (index, UUID) of each GPU.
+        known: (index, UUID) of each GPU.
         chosen: indices or beginnings of UUIDs; None for all GPUs.
     """
     if chosen is None:
-        return list(range(len(names)))
+        return list(range(len(known)))
     found = []
     for given in chosen:
         fit = [
             i
-            for i, (index, uuid) in enumerate(names)
+            for i, (index, uuid) in enumerate(known)
             if given == index or (len(given) > 4 and uuid.startswith(given))
         ]
         if not fit:
             break
         found.append(fit[0])
     return found
+
+
+def hardware_name(gpus: Sequence[Gpu]) -> str:
+    """:func:`sg_rlhf.machine.names.name_of` these GPUs."""
+    return names.name_of(len(gpus), min((gpu.memory_mib for gpu in gpus), default=0))
 
 
 def visible_devices() -> list[str]:

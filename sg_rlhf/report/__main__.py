@@ -11,7 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from sg_rlhf.common.argument_types import OneLineParser, non_negative_int, positive_int
+from sg_rlhf.common.argument_types import OneLineParser, port, positive_int
 from sg_rlhf.common.atomic_io import real_path, write_whole
 from sg_rlhf.report.runs import RunError
 
@@ -71,7 +71,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--port",
-        type=non_negative_int,
+        type=port,
         metavar="P",
         help="of --follow, on 127.0.0.1; 0: any free (default: 8002)",
     )
@@ -94,8 +94,6 @@ def _check(arguments: argparse.Namespace) -> None:
         raise RunError("--follow writes no file; leave out --out and --figures")
     if arguments.port is not None and not arguments.follow:
         raise RunError("--port: only with --follow")
-    if arguments.port is not None and not 0 <= arguments.port < 65536:
-        raise RunError(f"--port {arguments.port}: expected 0 to 65535")
     if arguments.out is not None and arguments.out.is_dir():
         raise RunError(f"--out {arguments.out}: a folder; name a file in it")
 

@@ -11,7 +11,7 @@ from sg_rlhf.config import Config, load_config
 from sg_rlhf.config.builtin_recipes import ALGORITHM, HARDWARE, short_name
 from sg_rlhf.launch import data_commands
 from sg_rlhf.machine import names
-from sg_rlhf.machine.gpus import detect
+from sg_rlhf.machine.gpus import detect, hardware_name
 from sg_rlhf.machine.names import TINY, UP_TO_1B, UP_TO_3B, UP_TO_8B, Layout
 
 #: Domain -> the largest models that fit -> the recipe; a smaller key's where one is missing.
@@ -88,9 +88,9 @@ def detected_layout(variables: Mapping[str, str]) -> tuple[Layout, list[str]]:
     gpus = found.gpus
     if not gpus:
         return Layout(), [f"without a GPU: {found.problem}"] if found.problem else []
-    smallest = min(gpu.memory_mib for gpu in gpus)
-    name = names.name_of(len(gpus), smallest)
+    name = hardware_name(gpus)
     if not name:
+        smallest = min(gpu.memory_mib for gpu in gpus)
         raise ChoiceError(
             f"the smallest GPU has {smallest:.0f} MiB, and the smallest recipe is made for 24 GB: "
             "SG_HARDWARE=cpu trains a tiny model without a GPU, SG_HARDWARE=1xgpu tries the recipe "

@@ -56,14 +56,18 @@ class _HeadRequest:
     entropy: Tensor | None = None
 
 
+def _model_of(actor: Any) -> Any:
+    """The actor's transformers model, also inside of DeepSpeed's engine."""
+    return getattr(actor.model, "module", actor.model)
+
+
 def _log_prob_head(actor: Any) -> Any:
     """The model's head, patched to compute log-probs on request; None if it must give logits.
 
     Resolved at first use: until then DeepSpeed may replace the module.
     """
     if not hasattr(actor, "log_prob_head"):
-        model: Any = getattr(actor.model, "module", actor.model)
-        head: Any = None
+        model, head = _model_of(actor), None
         if getattr(model.config, "model_type", None) in FUSED_FAMILIES:
             head = model.get_output_embeddings()
         # An exact match: a quantised or adapted head computes something else.
@@ -200,7 +204,7 @@ def forward_without_logits(original: Callable[..., Any]) -> Callable[..., Any]:
             positions = attention_mask.long().cumsum(-1) - 1
             positions.masked_fill_(attention_mask == 0, 1)
             request = _request_at(actions_BL, targets, self.temperature, return_entropy)
-        with _head_request(getattr(self.model, "module", self.model), head, request):
+        with _head_request(_model_of(self), head, request):
             output = self.model(tokens, attention_mask=mask, position_ids=positions)
 
         def per_response(values: Tensor) -> Tensor:
@@ -239,8 +243,7 @@ def _uses_prefix_sharing(actor: Any) -> bool:
     """Whether this actor's packed rows contain each prompt once; needs :data:`VARLEN` attention."""
     if not (worker_settings.current().share_prompts and actor.packing_samples):
         return False
-    model: Any = getattr(actor.model, "module", actor.model)
-    return str(model.config._attn_implementation) == packed_attention.VARLEN
+    return str(_model_of(actor).config._attn_implementation) == packed_attention.VARLEN
 
 
 def _action_positions(action_mask: Tensor | None, sequences: Tensor) -> Tensor | None:
