@@ -19,11 +19,15 @@ def main() -> int:
     parser.add_argument("--device", required=True)
     parser.add_argument("--preset", required=True)
     parser.add_argument("--model", required=True)
+    parser.add_argument("--set", action="append", default=[])
     arguments = parser.parse_args()
     scratch = arguments.folder / "scratch"
     scratch.mkdir()
     record = Record(arguments.folder / "record.json")
-    job = Job(arguments.device, arguments.preset == "small", arguments.model or None, scratch)
+    job = Job(
+        arguments.device, arguments.preset == "small", arguments.model or None, scratch,
+        tuple(arguments.set),
+    )  # fmt: skip
     try:
         importlib.import_module(arguments.module).run(record, job)
     except StageSkippedError as why:

@@ -50,7 +50,7 @@ print(json.dumps({"why": None, "gpu": {
 @dataclass(frozen=True)
 class Options:
     """Of the command line; ``flags`` are those that a result's command repeats, ``limit`` is in
-    place of the stages' own seconds."""
+    place of the stages' own seconds, ``overrides`` are key=value of a run's recipe."""
 
     device: str
     preset: str
@@ -59,6 +59,7 @@ class Options:
     model: str | None
     flags: str
     limit: int | None = None
+    overrides: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -173,6 +174,7 @@ def _run_process(stage: Stage, options: Options, folder: Path, log: Path) -> str
     command = [
         sys.executable, "-m", "tests.gpu.child", "--module", stage.module, "--folder", str(folder),
         "--device", options.device, "--preset", options.preset, "--model", options.model or "",
+        *(f"--set={override}" for override in options.overrides),
     ]  # fmt: skip
     limit = options.limit or stage.limit
     with log.open("w") as out:

@@ -25,6 +25,7 @@ def run(record: Record, job: Job) -> None:
     data = training_run.puzzles(job, "2-3", 4 * prompts)
     samples = prompts * responses
     overrides = [
+        *training_run.NO_EVALUATION,
         f"actor.model_name_or_path={model}", f"data.prompt_dataset={data}",
         f"reward.remote_url={training_run.HASH_REWARD}",
         f"data.max_samples={ROLLOUTS * prompts}", "train.num_episodes=1",
@@ -45,7 +46,7 @@ def run(record: Record, job: Job) -> None:
             "vllm.enforce_eager=true", "vllm.gpu_memory_utilization=0.4",
         ]  # fmt: skip
     with training_run.peak_memory(record, job):
-        training_run.train(configs, overrides, run_dir)
+        training_run.train(configs, [*overrides, *job.overrides], run_dir)
     training_run.check_run(record, run_dir, ROLLOUTS)
     same, total = training_run.unchanged_tensors(model, training_run.trained_model(run_dir))
     record.figure("tensors", {"all": total, "unchanged": len(same)})

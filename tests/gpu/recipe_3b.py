@@ -1,4 +1,4 @@
-"""Stage f: the recipe of Qwen2.5-3B-Instruct for 5 rollouts on one GPU.
+"""Stage f: the recipe of Qwen2.5-3B-Instruct for 3 rollouts on one GPU.
 
 The recipe's model, loss and optimizer; its rollouts of 64 x 8 responses of up to 4,096 tokens are
 cut to fit the time. Needs the model: a folder (--model DIR), or the hub in reach.
@@ -22,7 +22,7 @@ MODEL = "Qwen/Qwen2.5-3B-Instruct"
 RANDOM = "random"
 #: What is downloaded of a model.
 FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
-ROLLOUTS = 5
+ROLLOUTS = 3
 #: Prompts of a rollout, responses of a prompt, tokens of a response.
 FULL, SMALL = (16, 8, 1024), (4, 4, 24)
 #: GiB of a GPU, and the recipe's hardware file for one of that size.
@@ -87,6 +87,7 @@ def run(record: Record, job: Job) -> None:
     data = training_run.puzzles(job, "3-4" if job.on_cuda else "2-3", 3 * prompts)
     samples = prompts * responses
     overrides = [
+        *training_run.NO_EVALUATION,
         f"actor.model_name_or_path={model}", f"data.prompt_dataset={data}",
         f"data.max_samples={ROLLOUTS * prompts}", "train.num_episodes=1",
         f"rollout.batch_size={prompts}", f"rollout.n_samples_per_prompt={responses}",
@@ -97,9 +98,9 @@ def run(record: Record, job: Job) -> None:
     configs = [ROOT / "configs" / "kk" / "grpo_sg_tiny_cpu.yaml"]
     if job.on_cuda:
         configs = [ROOT / "configs" / "kk" / "grpo_sg_qwen2.5-3b-instruct.yaml", *sizes]
-        overrides += ["data.max_len=2048", "vllm.enforce_eager=true"]
+        overrides.append("data.max_len=2048")
     else:
         overrides += ["rollout.micro_batch_size=8", "train.micro_batch_size=4"]
     with training_run.peak_memory(record, job):
-        training_run.train(configs, overrides, run_dir)
+        training_run.train(configs, [*overrides, *job.overrides], run_dir)
     training_run.check_run(record, run_dir, ROLLOUTS)

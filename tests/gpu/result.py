@@ -27,12 +27,14 @@ class Job:
         small: sizes for seconds on a CPU.
         model: a folder or hub id for the stage that needs a trained model, or None.
         scratch: a folder for its files, deleted afterwards.
+        overrides: key=value of the recipe, after the stage's own.
     """
 
     device: str
     small: bool
     model: str | None
     scratch: Path
+    overrides: tuple[str, ...] = ()
 
     @property
     def on_cuda(self) -> bool:

@@ -61,6 +61,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--limit", type=int, metavar="SECONDS", help="of each stage, on a slow machine [its own]"
     )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE",
+        help="stages e to g: a key of the recipe, after the stage's own; may be repeated",
+    )  # fmt: skip
     parser.add_argument("--list", action="store_true", help="the table of the stages, and stop")
     return parser.parse_args(argv)
 
@@ -121,6 +125,7 @@ def _options(arguments: argparse.Namespace) -> launch.Options:
         if value and (name, value) != ("device", "cuda"):
             # Where a model lies on this machine is nobody's concern.
             flags += [f"--{name}", Path(value).name if name == "model" else str(value)]
+    flags += [part for override in arguments.set for part in ("--set", override)]
     preset = arguments.preset or ("small" if on_cpu else "full")
     return launch.Options(
         arguments.device,
@@ -130,6 +135,7 @@ def _options(arguments: argparse.Namespace) -> launch.Options:
         arguments.model,
         shlex.join(flags),
         arguments.limit,
+        tuple(arguments.set),
     )
 
 

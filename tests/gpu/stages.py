@@ -97,10 +97,18 @@ STAGES = (
     Stage(
         "f",
         "recipe_3b",
-        "the 3B recipe for 5 rollouts, batches and responses cut to fit the time",
+        "the 3B recipe for 3 rollouts, batches and responses cut to fit the time",
         _PIPELINE,
         900,
         "tests.gpu.recipe_3b",
+    ),
+    Stage(
+        "g",
+        "tiny_run",
+        "the shipped tiny model learns Knights & Knaves: held-out accuracy rises",
+        _PIPELINE,
+        300,
+        "tests.gpu.tiny_run",
     ),
 )
 BY_KEY = {stage.key: stage for stage in STAGES}

@@ -34,7 +34,7 @@ PHASES = ("generation", "make_experience", "ppo_train", "broadcast", "step_total
 def puzzles(job: Job, people: str, count: int) -> Path:
     """Generated Knights and Knaves puzzles; returns the file."""
     folder = job.scratch / "kk"
-    _call(
+    call(
         "-m", "sg_rlhf.data", "kk", "--out", str(folder), "--generate", f"people={people}",
         f"per_size={count}", "test_per_size=2", "seed=0",
     )  # fmt: skip
@@ -47,25 +47,33 @@ def random_model(job: Job, published: str) -> Path:
     if job.small:
         random_qwen2.write(folder, small=True)
     else:
-        _call("-m", "tests.gpu.random_qwen2", str(folder), published)
+        call("-m", "tests.gpu.random_qwen2", str(folder), published)
     return folder
 
 
-def train(configs: Sequence[Path], overrides: Sequence[str], run_dir: Path) -> None:
+#: For a run that learns nothing.
+NO_EVALUATION = ("eval.dataset=null", "eval.steps=-1", "sg.eval_at_start=false")
+
+
+def train(configs: Sequence[str | Path], overrides: Sequence[str], run_dir: Path) -> None:
     """The training command; its output goes to the stage's log.
 
     Raises:
         RuntimeError: it did not end well.
     """
     files = [part for config in configs for part in ("--config", str(config))]
-    _call(
+    call(
         "-m", "sg_rlhf.train", *files, "--run-dir", str(run_dir), *overrides,
-        "eval.dataset=null", "eval.steps=-1", "sg.eval_at_start=false", "sg.wandb=disabled",
-        "sg.sync_check_every=1", "ckpt.save_steps=1000", "ckpt.save_hf=false",
+        "sg.wandb=disabled", "sg.sync_check_every=1", "ckpt.save_steps=1000", "ckpt.save_hf=false",
     )  # fmt: skip
 
 
-def _call(*arguments: str) -> None:
+def call(*arguments: str) -> None:
+    """A command of the product; its output goes to the stage's log.
+
+    Raises:
+        RuntimeError: it did not end well.
+    """
     done = subprocess.run([sys.executable, *arguments], cwd=ROOT, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(arguments[:3])} ended with status {done.returncode}")

@@ -1,0 +1,196 @@
+"""Time of one micro-batch under DeepSpeed's ZeRO stages on one GPU: what ZeRO-3's Python costs.
+
+    python bench/zero_stages.py                       Qwen2.5's 0.5B and 3B, random weights
+    python bench/zero_stages.py --profile             also print where the host's time goes
+
+Engine and model are made as a run makes them (overlay, varlen attention, checkpointed layers), but
+without the head, whose cost is measured by tests/gpu/log_prob_head.py. A pass is timed to its end
+on the GPU. ``host`` is when Python has launched all of it: where it is close to the whole time, the
+GPU waits for Python.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import multiprocessing
+import os
+import pstats
+import socket
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.common import at_least, provenance, write
+from sg_rlhf.plan.shapes import table
+
+#: ZeRO-3 that keeps every parameter gathered.
+PERSISTENT = "3-persistent"
+STAGES = ("3", PERSISTENT, "2")
+#: Passes before the timed ones: DeepSpeed records the order of the modules in the first.
+WARM_UP = 2
+MODELS = ("Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-3B-Instruct")
+
+
+def start(device: str) -> None:
+    """One rank, with the overlay's rows for DeepSpeed and transformers."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    os.environ |= {
+        "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+    }  # fmt: skip
+    if device == "cpu":
+        os.environ |= {"DS_ACCELERATOR": "cpu", "SG_PLATFORM": "cpu"}
+    from sg_rlhf.overlay.patches import table as patches
+
+    patches.install()
+    import deepspeed
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    from sg_rlhf.overlay.model.packed_attention import VARLEN, attention
+
+    ALL_ATTENTION_FUNCTIONS.register(VARLEN, attention)
+    if device == "cuda":
+        torch.cuda.set_device(0)
+    deepspeed.init_distributed(dist_backend="nccl" if device == "cuda" else "gloo")
+
+
+def engine_of(shape: dict[str, Any], stage: str, device: str) -> Any:
+    """A Qwen2 of random weights in bfloat16 under a ZeRO stage of :data:`STAGES`."""
+    import deepspeed
+    from openrlhf.utils.deepspeed.deepspeed_utils import get_train_ds_config
+    from transformers import AutoModelForCausalLM, Qwen2Config
+    from transformers.integrations.deepspeed import HfDeepSpeedConfig
+
+    from sg_rlhf.overlay.model.packed_attention import VARLEN
+
+    number = int(stage[0])
+    adam = {"lr": 1e-6, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0}
+    settings = get_train_ds_config(
+        offload=False, adam_offload=False, stage=number, zpg=1,
+        optim_config={"type": "AdamW", "params": {**adam, "torch_adam": True}},
+    ) | {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1000}  # fmt: skip
+    if stage == PERSISTENT:
+        settings["zero_optimization"]["stage3_param_persistence_threshold"] = 10**12
+    keep = HfDeepSpeedConfig(settings) if number == 3 else None
+    known = {k: v for k, v in shape.items() if k not in ("model_type", "gated", "rope_theta")}
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(
+            Qwen2Config(**known), dtype=torch.bfloat16, attn_implementation=VARLEN
+        )
+    model.config.use_cache = False
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    engine, *_ = deepspeed.initialize(
+        model=model, model_parameters=list(model.parameters()), config=settings
+    )
+    del keep
+    return engine
+
+
+def passes(engine: Any, samples: int, tokens: int, device: str) -> dict[str, Callable[[], None]]:
+    """Scoring (no gradient) and training on a packed row of ``samples`` x ``tokens``."""
+    ids = torch.randint(0, 1000, (1, samples * tokens), device=device)
+
+    def forward() -> Any:
+        # A tensor of its own for each pass, as each micro-batch of a run has: the row is cached
+        # for its positions.
+        positions = torch.arange(tokens, device=device).repeat(samples)[None]
+        out = engine(input_ids=ids, position_ids=positions, logits_to_keep=1)
+        return out.logits.float().sum()
+
+    def score() -> None:
+        engine.eval()
+        with torch.no_grad():
+            forward()
+
+    def train() -> None:
+        engine.train()
+        engine.backward(forward())
+        engine.step()
+
+    return {"score": score, "train": train}
+
+
+def timed(run: Callable[[], None], repeats: int, device: str) -> dict[str, float]:
+    """Median milliseconds of a pass, and of the host's part of it."""
+    wait = torch.cuda.synchronize if device == "cuda" else (lambda: None)
+    host, whole = [], []
+    for _ in range(WARM_UP + repeats):
+        wait()
+        began = time.perf_counter()
+        run()
+        launched = time.perf_counter()
+        wait()
+        host.append(launched - began)
+        whole.append(time.perf_counter() - began)
+    return {
+        "ms": round(1000 * statistics.median(whole[WARM_UP:]), 1),
+        "host_ms": round(1000 * statistics.median(host[WARM_UP:]), 1),
+    }
+
+
+def profile(run: Callable[[], None]) -> None:
+    """Print the functions that take most of the host's time in a pass."""
+    profiler = cProfile.Profile()
+    profiler.runcall(run)
+    pstats.Stats(profiler).sort_stats("tottime").print_stats(25)
+
+
+def measure(name: str, stage: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """The rows of a model under a stage. In a process of its own, which gives all memory back."""
+    start(arguments.device)
+    shape = dict(table()[name])
+    if arguments.layers:
+        shape["num_hidden_layers"] = arguments.layers
+    engine = engine_of(shape, stage, arguments.device)
+    rows = []
+    for samples in arguments.samples:
+        for kind, run in passes(engine, samples, arguments.tokens, arguments.device).items():
+            row = {"model": name.split("/")[-1], "zero_stage": stage, "pass": kind,
+                   "layers": shape["num_hidden_layers"], "samples": samples}  # fmt: skip
+            row |= timed(run, arguments.repeats, arguments.device)
+            row["host_ms_per_layer"] = round(row["host_ms"] / shape["num_hidden_layers"], 2)
+            rows.append(row)
+            print(row, flush=True)
+            if arguments.profile and samples == arguments.samples[0]:
+                profile(run)
+    torch.distributed.destroy_process_group()
+    return rows
+
+
+def main() -> None:
+    """Measure, print and write the result."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=sorted(table()))
+    parser.add_argument("--stages", nargs="+", default=list(STAGES), choices=STAGES)
+    parser.add_argument(
+        "--samples", nargs="+", type=at_least(1), default=[1, 4, 16], help="of a micro-batch"
+    )
+    parser.add_argument("--tokens", type=at_least(1), default=1280, help="of a sample [1280]")
+    parser.add_argument("--layers", type=at_least(1), help="fewer layers, to try the script")
+    parser.add_argument("--repeats", type=at_least(1), default=5)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--out", type=Path, default=Path("bench/results/zero_stages.json"))
+    arguments = parser.parse_args()
+    result = provenance("bench/zero_stages.py", "torch", "deepspeed", "transformers", "openrlhf")
+    if arguments.device == "cuda":
+        result["gpu"] = torch.cuda.get_device_name()
+    result["rows"] = []
+    for name in arguments.models:
+        for stage in arguments.stages:
+            with multiprocessing.get_context("spawn").Pool(1) as pool:
+                result["rows"] += pool.apply(measure, (name, stage, arguments))
+            write(result, arguments.out)
+
+
+if __name__ == "__main__":
+    main()
