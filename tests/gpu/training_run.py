@@ -28,6 +28,8 @@ from tests.gpu.result import Job, Record
 HASH_REWARD = ROOT / "tests" / "gpu" / "reward_by_hash.py"
 #: Metric of a rollout: mean of abs(trainer's - engine's log-prob) of its tokens.
 MISMATCH = "sg/mismatch_abs_mean"
+#: Of the plan that the run writes, beside its seconds.
+PREDICTED = ("gpu_memory_gib", "gpu_memory_phase", "policy_allocated_gib", "host_memory_gib")
 PHASES = ("generation", "make_experience", "ppo_train", "broadcast", "step_total")
 
 
@@ -135,7 +137,13 @@ def check_run(record: Record, run_dir: Path, rollouts: int) -> None:
         record.figure(key, max(row[key] for row in rows if key in row))
     predicted = run_dir / "predicted.json"
     if predicted.is_file():
-        record.figure("predicted", json.loads(predicted.read_text()))
+        plan = json.loads(predicted.read_text())
+        time = plan.get("time") or {}
+        record.figure(
+            "predicted",
+            {key: plan.get(key) for key in PREDICTED}
+            | {key: time.get(key) for key in ("seconds", "parts")},
+        )
 
 
 def unchanged_tensors(before: Path, after: Path) -> tuple[list[str], int]:
