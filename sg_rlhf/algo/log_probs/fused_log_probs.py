@@ -47,13 +47,15 @@ from sg_rlhf.algo.log_probs.online_softmax import (
     target_columns,
 )
 
-#: Largest numbers of rows and columns of a block. On the CPU products are fastest while a block and
-#: its factors fit the cache; a GPU needs larger ones to occupy all of its cores.
+#: Largest number of rows of a block.
 _ROWS = {"cpu": 1024, "cuda": 4096}
-_COLUMNS = {"cpu": 1024, "cuda": 4096}
-#: Largest number of head elements in a 16-bit block: their gradient is summed in float32,
-#: and on the CPU they are converted to float32.
-_HEAD = {"cpu": 2**21, "cuda": 2**22}
+#: Columns of a block on the CPU: products are fastest while a block and its factors fit the cache.
+_CPU_COLUMNS = 1024
+#: Largest number of head elements in a 16-bit block on the CPU, which are converted to float32.
+_CPU_HEAD = 2**21
+#: Logits of a block on a GPU, and its columns at most. Below them launching the kernels takes
+#: longer than computing; above them little is gained (bench/results/head_blocks.json).
+_CUDA_LOGITS, _CUDA_COLUMNS = 2**24, 2**15
 #: Largest number of logits that are kept for the backward pass; 32 MiB in float32.
 _KEPT = 2**23
 
@@ -173,21 +175,35 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor, *, first: bool) -> 
         torch.addmm(total, left, right, beta=beta, out_dtype=total.dtype, out=total)
 
 
+def _columns(device: str, rows: int, weight: Tensor) -> int:
+    """Columns of a block.
+
+    Args:
+        device: cpu or cuda.
+        rows: of the block.
+        weight: [V, H], the head's.
+    """
+    # Multiples of 128 suit the products; 512 are enough for them to be efficient.
+    if device == "cuda":
+        return min(_CUDA_COLUMNS, _CUDA_LOGITS // max(rows, 1) // 128 * 128)
+    columns = _CPU_COLUMNS
+    if rows < 512:
+        # With few rows per block the overhead per block matters: take fewer blocks.
+        columns = max(columns, 2**19 // max(rows, 64))
+    if weight.dtype.itemsize == 2:
+        columns = min(columns, max(512, _CPU_HEAD // weight.shape[1] // 128 * 128))
+    return columns
+
+
 def _blocks(hidden: Tensor, weight: Tensor, chunk: int | None) -> tuple[list[slice], list[slice]]:
     """Slices of rows and of the vocabulary; at least one of each."""
     device = "cuda" if hidden.is_cuda else "cpu"
     rows = len(hidden)
-    columns = _COLUMNS[device]
-    if device == "cpu" and rows < 512:
-        # With few rows per block the overhead per block matters: take fewer blocks.
-        columns = max(columns, 2**19 // max(rows, 64))
-    if hidden.dtype.itemsize == 2:
-        # Multiples of 128 suit the products; 512 are enough for them to be efficient.
-        columns = min(columns, max(512, _HEAD[device] // weight.shape[1] // 128 * 128))
     parts = max(1, -(-rows // _ROWS[device]))
+    of_part = -(-rows // parts)
     return (
-        slices(rows, -(-rows // parts)) if rows else [slice(0, 0)],
-        slices(len(weight), chunk or columns),
+        slices(rows, of_part) if rows else [slice(0, 0)],
+        slices(len(weight), chunk or _columns(device, of_part, weight)),
     )
 
 

@@ -59,11 +59,12 @@ def test_copies_of_the_logits_are_those_of_upstreams_forward_pass(
 
 def test_a_fused_head_takes_what_the_plan_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a GPU's blocks, in float32: the CPU's matrix products of 16 bits need copies."""
-    plans = {"_ROWS": gpu.FUSED_ROWS, "_COLUMNS": gpu.FUSED_COLUMNS, "_HEAD": gpu.FUSED_HEAD}
-    for name, value in plans.items():
-        sizes = getattr(fused_log_probs, name)
-        assert sizes["cuda"] == value
-        monkeypatch.setitem(sizes, "cpu", value)
+    assert fused_log_probs._ROWS["cuda"] == gpu.FUSED_ROWS
+    assert fused_log_probs._CUDA_COLUMNS == gpu.FUSED_COLUMNS
+    assert fused_log_probs._CUDA_LOGITS == gpu.FUSED_LOGITS
+    monkeypatch.setitem(fused_log_probs._ROWS, "cpu", gpu.FUSED_ROWS)
+    columns = fused_log_probs._columns
+    monkeypatch.setattr(fused_log_probs, "_columns", lambda _, *rest: columns("cuda", *rest))
     tokens, hidden, vocabulary = 8192, 16, 20_000
     config = Qwen2Config(
         vocab_size=vocabulary, hidden_size=hidden, intermediate_size=32, num_hidden_layers=1,
