@@ -268,20 +268,22 @@ def host_needed(models: str, layout: Layout) -> int:
 def settings(layout: Layout) -> dict[str, dict[str, Any]]:
     """The recipe keys that depend on number and size of the GPUs, as a nested mapping.
 
-    The others are in configs/hardware/gpus.yaml. GPUs of 24 and 40 GB train one sample at a time.
-    Optimizer states (12 bytes per parameter) are in host memory unless 4 or more GPUs of 80 GB
-    share them. vLLM's share of the memory holds 8B parameters (15 GiB) where such models fit; on a
-    single GPU of 80 GB, policy and reference need more of the rest.
+    The others are in configs/hardware/gpus.yaml. On a single GPU ZeRO-3 saves nothing, and ZeRO-2
+    takes a third of its time (bench/results/zero_stages.json). GPUs of 24 and 40 GB train one
+    sample at a time. Micro-batches of several GPUs leave room for logits, where a model has no
+    fused head. Optimizer states (12 bytes per parameter) are in host memory unless 4 or more GPUs
+    of 80 GB share them. vLLM's share of the memory holds 8B parameters (15 GiB) where such models
+    fit; on a single GPU of 80 GB, policy and reference need more of the rest.
     """
     size, gpus = layout.size, layout.nodes * layout.used
     share = {24: 0.55, 40: 0.6 if gpus >= 4 else 0.5, 80: 0.6 if gpus > 1 else 0.5}[size]
-    train = 1 if size < 80 else 4 if gpus >= 8 else 2
+    train = 1 if size < 80 else 8 if gpus == 1 else 4 if gpus >= 8 else 2
     ranks = {"num_nodes": layout.nodes, "num_gpus_per_node": layout.used}
     return {
         "actor": dict(ranks),
         "ref": dict(ranks),
         "vllm": {"num_engines": gpus, "gpu_memory_utilization": share},
-        "ds": {"adam_offload": size < 80 or gpus < 4},
+        "ds": {"zero_stage": 3 if gpus > 1 else 2, "adam_offload": size < 80 or gpus < 4},
         "rollout": {"micro_batch_size": 2 * train},
         "train": {"micro_batch_size": train},
     }

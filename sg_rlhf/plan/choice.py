@@ -33,6 +33,7 @@ class Choice:
                 before.gpu_memory_utilization,
                 after.gpu_memory_utilization,
             ),
+            "ds.zero_stage": (before.zero_stage, after.zero_stage),
             "ds.adam_offload": (before.adam_offload, after.adam_offload),
             "train.micro_batch_size": (before.train_micro, after.train_micro),
             "rollout.micro_batch_size": (before.rollout_micro, after.rollout_micro),
@@ -45,43 +46,53 @@ class Choice:
 
 
 def fastest(run: RunShape, hardware: Hardware, assumptions: Assumptions = DEFAULT) -> Choice | None:
-    """Of engines' tensor parallelism, offload, vLLM's share and micro-batches; None if none fits.
+    """The settings that fit with a reserve and, of these, are fastest; None if none fits.
 
-    A micro-batch stays as it is if it fits. Of equally fast settings the first is taken, in the
-    order: fewer GPUs for an engine, no offload, vLLM's share as it is.
+    Tried are the engines' tensor parallelism, ZeRO-2 in place of ZeRO-3, offload, vLLM's share and
+    micro-batches. Of equally fast settings the first is taken, in the order: fewer GPUs for an
+    engine, the ZeRO stage, offload, share and micro-batches as they are.
     """
     if run.cpu or not run.colocated or run.ranks > hardware.gpus:
         return None
     found: list[Choice] = []
-    shares = (run.gpu_memory_utilization, *UTILIZATIONS)
     parts = [n for n in (1, 2, 4, 8) if n <= run.gpus_per_node and run.ranks % n == 0]
-    for engine_tp, offload, share in itertools.product(
-        parts, sorted({run.adam_offload, True}), dict.fromkeys(shares)
-    ):
+    stages = dict.fromkeys((run.zero_stage, 2 if run.zero_stage == 3 else run.zero_stage))
+    offloads = dict.fromkeys((run.adam_offload, False, True))
+    shares = dict.fromkeys((run.gpu_memory_utilization, *UTILIZATIONS))
+    for engine_tp, stage, offload, share in itertools.product(parts, stages, offloads, shares):
         tried = replace(
             run,
             engine_tp=engine_tp,
             engines=run.ranks // engine_tp,
+            zero_stage=stage,
             adam_offload=offload,
             gpu_memory_utilization=share,
         )
         choice = _with_micro_batches(tried, hardware, assumptions)
         if choice is not None:
             found.append(choice)
-    return min(found, key=lambda choice: round(choice.time.seconds, 1), default=None)
+    return min(
+        found,
+        key=lambda choice: (bool(choice.memory.tight), round(choice.time.seconds, 1)),
+        default=None,
+    )
 
 
 def _with_micro_batches(
     run: RunShape, hardware: Hardware, assumptions: Assumptions
 ) -> Choice | None:
     plan = memory_plan(run, hardware)
-    sizes = (
-        min(plan.train_micro, max(run.train_micro, 1), LARGEST_TRAIN_MICRO),
-        min(plan.rollout_micro, max(run.rollout_micro, 1), LARGEST_ROLLOUT_MICRO),
+    found: list[Choice] = []
+    most = (LARGEST_TRAIN_MICRO, LARGEST_ROLLOUT_MICRO)
+    for train, rollout in dict.fromkeys(((run.train_micro, run.rollout_micro), most)):
+        sizes = min(plan.train_micro, max(train, 1)), min(plan.rollout_micro, max(rollout, 1))
+        if 0 in sizes:
+            return None
+        tried = replace(run, train_micro=sizes[0], rollout_micro=sizes[1])
+        memory = memory_plan(tried, hardware)
+        time = time_plan(tried, hardware, assumptions) if memory.fits else None
+        if time:
+            found.append(Choice(tried, memory, time))
+    return min(
+        found, key=lambda choice: (bool(choice.memory.tight), choice.time.seconds), default=None
     )
-    if 0 in sizes:
-        return None
-    run = replace(run, train_micro=sizes[0], rollout_micro=sizes[1])
-    plan = memory_plan(run, hardware)
-    time = time_plan(run, hardware, assumptions) if plan.fits else None
-    return Choice(run, plan, time) if time else None

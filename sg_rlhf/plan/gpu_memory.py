@@ -16,9 +16,9 @@ GIB = 2**30
 REDUCE_BUCKET = 500_000_000
 MAX_LIVE_PARAMETERS = 1_000_000_000
 SUB_GROUP = 1_000_000_000
-#: A block of the fused head on a GPU: its tokens and its vocabulary at most, and numbers of the
-#: head (`_ROWS`, `_COLUMNS`, `_HEAD` of `sg_rlhf.algo.log_probs.fused_log_probs`).
-FUSED_ROWS, FUSED_COLUMNS, FUSED_HEAD = 4096, 4096, 2**22
+#: A block of the fused head on a GPU: its tokens, vocabulary and logits at most (`_ROWS`,
+#: `_CUDA_COLUMNS`, `_CUDA_LOGITS` of `sg_rlhf.algo.log_probs.fused_log_probs`).
+FUSED_ROWS, FUSED_COLUMNS, FUSED_LOGITS = 4096, 2**15, 2**24
 #: A CUDA context with its kernels and cuBLAS's workspace. Assumed: 0.5 to 0.7 GiB are usual.
 CONTEXT = 0.6 * GIB
 #: NCCL's buffers of one process group of several ranks. Assumed.
@@ -125,14 +125,16 @@ def logits_of_update(run: RunShape) -> float:
     divided by the temperature: 3 copies; at T = 1 the gradient in bf16 instead: 2.5. An entropy
     that is only logged is compiled into one pass and adds none.
     fused (`sg_rlhf.algo.log_probs.fused_log_probs`): a block's float32 logits and their bf16
-    gradient, the
-    gradient of a block of the head in float32, and of every token the hidden state, its float32
-    gradient and its bf16 one, 8 h T. It answers for response tokens alone; counted are all.
+    gradient, the gradient of a block of the head in float32 if the tokens are several blocks, and
+    of every token the hidden state, its float32 gradient and its bf16 one, 8 h T. It answers for
+    response tokens alone; counted are all.
     """
     if run.logits == "fused":
         hidden = run.model.hidden_size
         rows, columns = _fused_block(run, run.train_pass_tokens)
-        block = 6.0 * rows * columns + 4.0 * columns * hidden
+        block = 6.0 * rows * columns
+        if run.train_pass_tokens > rows:
+            block += 4.0 * columns * hidden
         return block + 8.0 * hidden * run.train_pass_tokens
     copies = 2.5 if run.temperature == 1.0 else 3.0
     return copies * _copy_of_logits(run, run.train_pass_tokens)
@@ -153,8 +155,8 @@ def logits_of_scoring(run: RunShape) -> float:
 
 def _fused_block(run: RunShape, tokens: int) -> tuple[int, int]:
     """Rows and columns of the fused head's largest block."""
-    columns = max(512, FUSED_HEAD // run.model.hidden_size // 128 * 128)
-    return min(FUSED_ROWS, tokens), min(FUSED_COLUMNS, columns, run.model.vocab_size)
+    rows = max(1, min(FUSED_ROWS, tokens))
+    return rows, min(FUSED_COLUMNS, FUSED_LOGITS // rows, run.model.vocab_size)
 
 
 def _copy_of_logits(run: RunShape, tokens: int) -> float:
@@ -172,10 +174,15 @@ def scoring_layer(run: RunShape) -> float:
 
 
 def optimizer_step(run: RunShape) -> float:
-    """A sub-group's gradients, flattened and in float32: 6 bytes of at most 1e9 entries."""
+    """Gradients flattened and in float32, 6 bytes of an entry; ZeRO-3 does 1e9 entries at a time.
+
+    With ZeRO-2 and 3B on one GPU 63.3 GiB of tensors were measured (tests/gpu/README.md): 2 bytes
+    of weights, 12 of states, 2 of gradients and these 6.
+    """
     if run.adam_offload:
         return 0.0
-    return 6.0 * min(SUB_GROUP, run.trainable / (run.ranks if run.zero_stage else 1))
+    own = run.trainable / (run.ranks if run.zero_stage else 1)
+    return 6.0 * (min(SUB_GROUP, own) if run.zero_stage == 3 else own)
 
 
 def building(run: RunShape) -> float:

@@ -52,7 +52,16 @@ class Plan:
             return [*found, f"  fits with {changed}"] if changed else found
         if self.time is None:
             return [*found, "time: no estimate for a machine without GPUs"]
-        return [*found, *self.time.lines(self.rollouts)]
+        return [*found, *self.time.lines(self.rollouts), *self._faster()]
+
+    def _faster(self) -> list[str]:
+        """Settings that fit and are a tenth faster."""
+        assert self.time is not None
+        choice = fastest(self.run, self.hardware, self.time.assumptions)
+        if choice is None or choice.time.seconds > 0.9 * self.time.seconds:
+            return []
+        changed = " ".join(choice.overrides(self.run))
+        return [f"faster, and fits: {changed} ({choice.time.seconds:.0f} s a rollout)"]
 
     def brief(self) -> list[str]:
         """What a run says of it when it starts: nothing where there is no GPU and it fits."""

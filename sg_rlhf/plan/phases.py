@@ -94,7 +94,12 @@ def moments(run: RunShape, hardware: Hardware) -> list[Moment]:
         ),
         Moment(
             "update",
-            training | {"gradient buckets": gpu.bucket(run) + gpu.optimizer_step(run)},
+            # ZeRO-1 and 2 have dropped the bucket by then.
+            training
+            | {
+                "gradient buckets": (gpu.bucket(run) if run.zero_stage == 3 else 0.0)
+                + gpu.optimizer_step(run)
+            },
         ),
         Moment(
             "sync",

@@ -1,8 +1,9 @@
 """Estimate how long a rollout step takes: what the hardware could do, times a share, plus overhead.
 
-Every constant is in :class:`Assumptions`, with its source. One step was measured on a GPU
-(tests/gpu/README.md): a 0.5B model on one H100. The layers' overhead is from there, all else is
-assumed. A run writes its measured times next to the estimate.
+Every constant is in :class:`Assumptions`, with its source. Two rollout steps were measured on one
+GPU (tests/gpu/README.md), of 0.5B and 3B parameters, and micro-batches of 3B under two ZeRO stages
+(bench/results/zero_stages.json). Links, networks and several GPUs are assumed. A run writes its
+measured times next to the estimate.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ class Assumptions:
     written_share: float = 0.5
     #: Time of an environment's answer, per turn.
     turn_seconds: float = 0.5
-    #: bf16 peak in training and scoring. Llama 3 reports 38 to 43 % on H100 (arXiv 2407.21783,
-    #: table 4); layers that are not fused reach less.
-    mfu: float = 0.35
+    #: bf16 peak in training and scoring. Measured: .45 and .42 for the layers of 3B at 10,240
+    #: tokens, without the head. Llama 3 reports 38 to 43 % (arXiv 2407.21783, table 4).
+    mfu: float = 0.4
     #: bf16 peak in vLLM's prefill.
     prefill_mfu: float = 0.5
     #: Memory bandwidth in decoding.
@@ -48,13 +49,17 @@ class Assumptions:
     link: float = 0.7
     #: Memory bandwidth of a node, GB/s, for Adam on the CPU.
     host_bandwidth: float = 150.0
-    #: Python's work for one layer's forward pass under ZeRO-3; a backward pass counts 2, or 3 with
-    #: recomputation. Measured (stage e): 0.012 forward, 0.026 backward with recomputation.
-    layer_seconds: float = 0.01
-    #: vLLM's scheduler and sampler, per decoding step with CUDA graphs.
-    step_seconds: float = 0.004
+    #: Python's work for one layer's forward pass under ZeRO-3, and below. A backward pass counts
+    #: 1.5. Measured with 3B: .0089 to .0094 and .001; with recomputation .032 for both passes.
+    gathered_layer_seconds: float = 0.0093
+    layer_seconds: float = 0.001
+    #: Below ZeRO-3, the hooks of one layer's gradients. Measured: .0092 for both passes in all.
+    gradient_seconds: float = 0.0057
+    #: vLLM's scheduler and sampler, per decoding step with CUDA graphs. Measured (stage f): 13 ms,
+    #: of which reading weights and cache takes 3.
+    step_seconds: float = 0.01
     #: Launches of one layer's kernels without CUDA graphs. Measured (stage e): 33 ms per step.
-    eager_layer_seconds: float = 0.0012
+    eager_layer_seconds: float = 0.001
     #: Latency of one of a layer's two all-reduces under tensor parallelism.
     reduce_seconds: float = 15e-6
     #: One message of a weight sync, a bucket or upstream's single tensor: barriers, an exchange.
@@ -184,7 +189,8 @@ def time_plan(
             f"prompts of {prompt:.0f}",
             f"{given.mfu:.0%} of the bf16 peak in training, {given.bandwidth:.0%} of the memory's "
             f"bandwidth in decoding, {given.link:.0%} of the links'",
-            f"{given.layer_seconds * 1000:.0f} ms of Python per layer and micro-batch under ZeRO-3",
+            f"{given.gathered_layer_seconds * 1000:.0f} ms of Python per layer, forward pass and "
+            f"micro-batch under ZeRO-3, else {given.layer_seconds * 1000:.0f} ms",
             f"ranks work {working:.0%} of the time and wait for each other in the rest",
         ),
         assumptions=given,
@@ -256,12 +262,13 @@ def collective(run: RunShape, hardware: Hardware, size: float, given: Assumption
 
 def _passes(
     run: RunShape, hardware: Hardware, given: Assumptions,
-    *, forwards: float, collectives: int, micro: int,
+    *, forwards: float, python: float, collectives: int, micro: int,
 ) -> float:  # fmt: skip
     """Passes of a rank over its samples: arithmetic, Python or collectives, the longest of them.
 
     Args:
-        forwards: the cost of a pass, in forward passes.
+        forwards: the arithmetic of a pass, in forward passes.
+        python: Python's work for one layer and micro-batch, seconds.
         collectives: gathers of the weights and reductions of the gradients.
         micro: samples of a micro-batch.
     """
@@ -269,30 +276,46 @@ def _passes(
     tokens = given.mean_response(run) + given.prompt(run)
     peak = hardware.type.tflops * 1e12 * given.mfu * run.shards
     computed = of_rank * forwards * sequence_flops(run.model, tokens) / peak
-    if run.zero_stage < 3:
-        return computed
-    python = forwards * run.model.num_layers * given.layer_seconds
-    moved = collectives * collective(run, hardware, 2 * run.model.parameters, given)
-    return max(computed, -(-of_rank // micro) * max(python, moved))
+    moved = 0.0
+    if run.zero_stage == 3:
+        moved = collectives * collective(run, hardware, 2 * run.model.parameters, given)
+    return max(computed, -(-of_rank // micro) * max(python * run.model.num_layers, moved))
+
+
+def _forward_seconds(run: RunShape, given: Assumptions) -> float:
+    """Python's work for one layer's forward pass."""
+    return given.gathered_layer_seconds if run.zero_stage == 3 else given.layer_seconds
 
 
 def scoring(run: RunShape, hardware: Hardware, given: Assumptions = DEFAULT) -> float:
     """The old log-probs that need a pass and the reference's, without waiting."""
     models = run.old_share + run.reference
     return models * _passes(
-        run, hardware, given, forwards=1, collectives=1, micro=run.rollout_micro
-    )
+        run, hardware, given, forwards=1, python=_forward_seconds(run, given), collectives=1,
+        micro=run.rollout_micro,
+    )  # fmt: skip
 
 
 def update(run: RunShape, hardware: Hardware, given: Assumptions = DEFAULT) -> float:
     """Forward and backward passes: 6P a token, 8P with recomputed layers (arXiv 1604.06174).
 
-    ZeRO-3 gathers the weights twice and reduces the gradients.
+    ZeRO-3 gathers the weights twice and reduces the gradients. With ``ds.adam_offload`` the sum of
+    the gradients comes over PCIe and goes back in every micro-batch (in DeepSpeed
+    ``partition_grads`` and ``async_accumulate_grad_in_cpu_via_gpu``).
     """
-    forwards = 4 if run.checkpointing else 3
-    return run.epochs * _passes(
-        run, hardware, given, forwards=forwards, collectives=3, micro=run.train_micro
-    )
+    recomputed = 1 if run.checkpointing else 0
+    python = (2.5 + recomputed) * _forward_seconds(run, given)
+    if run.zero_stage < 3:
+        python += given.gradient_seconds
+    seconds = _passes(
+        run, hardware, given, forwards=3 + recomputed, python=python, collectives=3,
+        micro=run.train_micro,
+    )  # fmt: skip
+    if run.adam_offload:
+        summed = 2 * run.grad_bytes * run.trainable / run.ranks
+        passes = run.samples / run.data_parallel / run.train_micro
+        seconds += passes * summed / (hardware.type.pcie * 1e9 * given.link)
+    return run.epochs * seconds
 
 
 def optimizer_steps(run: RunShape, hardware: Hardware, given: Assumptions = DEFAULT) -> float:

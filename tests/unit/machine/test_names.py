@@ -94,8 +94,8 @@ def test_the_largest_models_fit_gpus_and_host(name: str, gib: float | None, mode
     assert names.largest_models(parse(name), gib) == models
 
 
-#: Name -> ranks and engines, share of vLLM, optimizer in host memory, micro-batches of rollout and
-#: training: the values of the 15 files of configs/hardware that the function replaced.
+#: Name -> nodes, ranks of each, engines, share of vLLM, optimizer in host memory, micro-batches of
+#: rollout and training.
 SETTINGS = {
     "1x24gb": (1, 1, 1, 0.55, True, 2, 1),
     "2x24gb": (1, 2, 2, 0.55, True, 2, 1),
@@ -105,7 +105,7 @@ SETTINGS = {
     "2x40gb": (1, 2, 2, 0.5, True, 2, 1),
     "4x40gb": (1, 4, 4, 0.6, True, 2, 1),
     "8x40gb": (1, 8, 8, 0.6, True, 2, 1),
-    "1x80gb": (1, 1, 1, 0.5, True, 4, 2),
+    "1x80gb": (1, 1, 1, 0.5, True, 16, 8),
     "2x80gb": (1, 2, 2, 0.6, True, 4, 2),
     "4x80gb": (1, 4, 4, 0.6, False, 4, 2),
     "8x80gb": (1, 8, 8, 0.6, False, 8, 4),
@@ -116,14 +116,14 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_settings_are_those_of_the_former_files(name: str) -> None:
+def test_settings_of_a_name(name: str) -> None:
     nodes, gpus, engines, share, offload, rollout, train = SETTINGS[name]
     ranks = {"num_nodes": nodes, "num_gpus_per_node": gpus}
     assert names.settings(parse(name)) == {
         "actor": ranks,
         "ref": ranks,
         "vllm": {"num_engines": engines, "gpu_memory_utilization": share},
-        "ds": {"adam_offload": offload},
+        "ds": {"zero_stage": 3 if engines > 1 else 2, "adam_offload": offload},
         "rollout": {"micro_batch_size": rollout},
         "train": {"micro_batch_size": train},
     }

@@ -165,6 +165,15 @@ def test_lines_of_the_audit() -> None:
         assert gpu.logits_of_update(run) / GIB == pytest.approx(34.8, abs=0.1)
 
 
+def test_zero_2_needs_what_an_h200_measured() -> None:
+    """Stage f: 63.3 GiB of the policy's tensors."""
+    run = run_of(
+        zero_stage=2, adam_offload=False, nodes=1, gpus_per_node=1, engines=1, train_micro=8,
+        max_len=2048,
+    )  # fmt: skip
+    assert memory_plan(run, named("1xh200")).policy_allocated_gib == pytest.approx(63.3, abs=0.3)
+
+
 # -- properties ---------------------------------------------------------------------------------
 
 RUNS = st.builds(

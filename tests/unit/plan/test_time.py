@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +17,8 @@ from sg_rlhf.plan.run_shape import RunShape
 from sg_rlhf.plan.time import DEFAULT, PARTS, Assumptions, time_plan
 from tests.unit.plan.runs import EIGHT, on_gpus, run_of
 
+MEASURED = Path(__file__).parents[3] / "bench" / "results" / "zero_stages.json"
+
 
 def seconds(run: RunShape, gpus: int = 8, assumptions: Assumptions = DEFAULT) -> float:
     plan = time_plan(*on_gpus(run, gpus), assumptions)
@@ -22,8 +27,9 @@ def seconds(run: RunShape, gpus: int = 8, assumptions: Assumptions = DEFAULT) ->
 
 
 def test_the_papers_recipe_is_near_the_audits_estimate() -> None:
-    """An audit by reading had 45 s a rollout and 6 to 9 s of upstream's weight sync."""
-    without_python = replace(DEFAULT, layer_seconds=0.0)
+    """An audit by reading had 45 s a rollout and 6 to 9 s of upstream's weight sync. It had 4 ms
+    per decoding step and nothing for ZeRO-3's Python, which were measured since."""
+    without_python = replace(DEFAULT, gathered_layer_seconds=0.0, step_seconds=0.004)
     plan = time_plan(run_of(), EIGHT, without_python)
     assert plan is not None and list(plan.parts) == list(PARTS)
     assert plan.seconds == pytest.approx(45, rel=0.25)
@@ -140,13 +146,38 @@ def test_python_between_layers_limits_small_micro_batches() -> None:
         max_new_tokens=512, eager_engines=True,
     )  # fmt: skip
     run, hardware = on_gpus(run, 1)
-    assert planned.update(run, hardware) == pytest.approx(30, rel=0.1)
+    assert planned.update(run, hardware) == pytest.approx(30, rel=0.2)
     large = planned.update(replace(run, train_micro=32), hardware)
     assert large == pytest.approx(planned.update(run, hardware) / 8)
-    below_3 = planned.update(replace(run, zero_stage=2), hardware)
-    assert below_3 < 3  # the arithmetic alone
     graphs = planned.sampling(replace(run, eager_engines=False), hardware)
-    assert planned.sampling(run, hardware) - graphs == pytest.approx(512 * 24 * 0.0012)
+    assert planned.sampling(run, hardware) - graphs == pytest.approx(512 * 24 * 0.001)
+
+
+@pytest.mark.parametrize("row", json.loads(MEASURED.read_text())["rows"])
+def test_a_measured_micro_batch_of_3b(row: dict[str, Any]) -> None:
+    """Of samples of 1,280 tokens; the head, which the measurement lacks, is a tenth."""
+    samples = row["samples"]
+    run = run_of(
+        prompts=1, group=samples, max_new_tokens=1280, max_len=1280, epochs=1, old_share=0.0,
+        zero_stage=int(row["zero_stage"]), train_micro=samples, rollout_micro=samples,
+    )  # fmt: skip
+    run, hardware = on_gpus(run, 1)
+    part = planned.scoring if row["pass"] == "score" else planned.update
+    found = part(run, hardware, replace(DEFAULT, response_tokens=1248))
+    assert found == pytest.approx(row["ms"] / 1000, rel=0.3)
+
+
+def test_the_step_of_3b_that_an_h200_measured() -> None:
+    """Stage f: 29 s, of which sampling took 13.5."""
+    run = run_of(
+        prompts=16, group=8, train_batch=64, train_micro=8, rollout_micro=16, max_new_tokens=1024,
+        max_len=2048, zero_stage=2, adam_offload=False, trainer_sleeps=True, epochs=1,
+    )  # fmt: skip
+    run, _ = on_gpus(run, 1)
+    plan = time_plan(run, named("1xh200"), replace(DEFAULT, response_tokens=1024))
+    assert plan is not None
+    assert plan.seconds == pytest.approx(29.4, rel=0.15)
+    assert plan.parts["sampling"] == pytest.approx(13.5, rel=0.15)
 
 
 RUNS = st.builds(
@@ -176,7 +207,7 @@ def test_properties(run: RunShape, gpus: int) -> None:
     for field in ("mfu", "bandwidth", "link"):
         better = replace(DEFAULT, **{field: 0.9})
         assert seconds(run, gpus, better) <= before
-    assert seconds(run, gpus, replace(DEFAULT, layer_seconds=0.1)) > before
+    assert seconds(run, gpus, replace(DEFAULT, gathered_layer_seconds=0.1)) > before
     many, few = (time_plan(*on_gpus(run, count)) for count in (2 * gpus, gpus))
     assert many is not None and few is not None
     assert many.parts["update"] < few.parts["update"]
