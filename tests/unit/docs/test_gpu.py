@@ -19,7 +19,7 @@ README = (ROOT / "tests" / "gpu" / "README.md").read_text()
 
 
 def figures(stage: str) -> Any:
-    (file,) = (ROOT / "tests" / "gpu" / "results").glob(f"{stage}_*_h100_*.json")
+    (file,) = (ROOT / "tests" / "gpu" / "results").glob(f"{stage}_*.json")
     return json.loads(file.read_text())["figures"]
 
 
@@ -69,30 +69,69 @@ def test_packed_attention_is_as_in_the_result() -> None:
             assert text == f"{figure['ms']:.1f}"
 
 
-def test_the_rollout_step_is_as_in_the_result() -> None:
-    found = figures("e")
-    for row, key in (
-        ("sampling", "generation"), ("reference log-probs", "reference_log_probs"),
-        ("old log-probs", "update_old_log_probs"), ("forward", "update_forward"),
-        ("backward, with recomputation", "update_backward"), ("whole step", "step_total"),
+def test_the_rollout_steps_are_as_in_the_results() -> None:
+    old, new = figures("e"), figures("f")
+    for row, of_e, of_f in (
+        ("sampling", "timing/generation", "seconds_generation"),
+        ("reference log-probs", "timing/reference_log_probs", "seconds_make_experience"),
+        ("update, with old log-probs and the optimizer's states from and to the host",
+         "timing/ppo_train", "seconds_ppo_train"),
+        ("weight sync", "timing/broadcast", "seconds_broadcast"),
+        ("whole step", "timing/step_total", "seconds_step_total"),
     ):  # fmt: skip
-        assert cell(README, row) == [f"{found[f'timing/{key}']:.0f}"], row
-    assert f"norm was {found['actor_grad_norm']:.1f}" in " ".join(README.split())
+        for text, figure in zip(cell(README, row), (old[of_e], new[of_f]), strict=True):
+            places = len(text.partition(".")[2])
+            assert float(text) == round(figure, places), row
 
 
-def test_the_step_beside_its_plan(capsys: pytest.CaptureFixture[str]) -> None:
-    """The README names the command that made its planned column."""
-    (command,) = re.findall(r"^sg-rlhf plan ([^`]*1xh100[^`]*)^```", README, re.MULTILINE)
-    assert plan([*shlex.split(command.replace("\\\n", " ")), "--json"]) == 0
-    planned, measured = json.loads(capsys.readouterr().out), figures("e")
-    for row, before, after, form in (
+def test_the_run_that_learned_is_as_in_the_result() -> None:
+    before, after = figures("g")["held_out_accuracy"]
+    assert f"from {before:.3f} to {after:.3f}".replace("0.", ".") in PAGE
+
+
+@pytest.mark.parametrize(("stage", "hardware", "column"), [("e", "1xh100", 0), ("f", "1xh200", 2)])
+def test_a_step_beside_its_plan(
+    stage: str, hardware: str, column: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The README names the commands that made its planned columns."""
+    text = README.replace("\\\n", " ")
+    (command,) = re.findall(rf"^sg-rlhf plan (.*{hardware}.*)$", text, re.MULTILINE)
+    assert plan([*shlex.split(command), "--json"]) == 0
+    planned, measured = json.loads(capsys.readouterr().out), figures(stage)
+    parts = planned["time"]["parts"]
+    step = {"generation": "timing/generation", "ppo_train": "timing/ppo_train",
+            "step_total": "timing/step_total"}  # fmt: skip
+    if stage == "f":
+        step = {phase: f"seconds_{phase}" for phase in step}
+    for row, before, after in (
         ("peak of the policy's tensors, GiB", planned["policy_allocated_gib"],
-         measured["memory/peak_allocated_gib"], ".2f"),
+         measured["memory/peak_allocated_gib"]),
         ("GPU memory in the update, GiB", planned["gpu_memory"]["update"]["gib"],
-         measured["memory/device_used_gib"], ".1f"),
-        ("whole step, s", planned["time"]["seconds"], measured["timing/step_total"], ".0f"),
+         measured["memory/device_used_gib"]),
+        ("sampling, s", parts["sampling"], measured[step["generation"]]),
+        ("update, optimizer and offload, s", sum(
+            parts[part] for part in ("update", "optimizer", "offload")
+        ), measured[step["ppo_train"]]),
+        ("whole step, s", planned["time"]["seconds"], measured[step["step_total"]]),
     ):  # fmt: skip
-        assert cell(README, row) == [format(before, form), format(after, form)], row
-    assert cell(README, "sampling, s") == [
-        f"{planned['time']['parts']['sampling']:.1f}", f"{measured['timing/generation']:.0f}",
-    ]  # fmt: skip
+        for text, figure in zip(
+            cell(README, row)[column : column + 2], (before, after), strict=True
+        ):
+            assert float(text) == round(figure, len(text.partition(".")[2])), row
+
+
+def test_the_zero_stages_are_as_in_the_result() -> None:
+    file = ROOT / "bench" / "results" / "zero_stages.json"
+    found = {
+        (row["pass"], str(row["samples"]), row["zero_stage"]): row["ms"]
+        for row in json.loads(file.read_text())["rows"]
+    }
+    kinds = {
+        "forward, for old and reference log-probs": "score",
+        "forward and backward": "train",
+    }
+    rows = re.findall(r"^\| (forward[a-z, -]+) \| (\d) \| (.*) \|$", PAGE, re.MULTILINE)
+    assert len(rows) == 4
+    for kind, samples, cells in rows:
+        three, two = found[kinds[kind], samples, "3"], found[kinds[kind], samples, "2"]
+        assert cells.split(" | ") == [f"{three:,.0f}", f"{two:,.0f}", f"{three / two:.1f}"]
