@@ -277,7 +277,7 @@ def settings(layout: Layout) -> dict[str, dict[str, Any]]:
     """
     size, gpus = layout.size, layout.nodes * layout.used
     share = {24: 0.55, 40: 0.6 if gpus >= 4 else 0.5, 80: 0.6 if gpus > 1 else 0.5}[size]
-    train = 1 if size < 80 else 8 if gpus == 1 else 4 if gpus >= 8 else 2
+    train = 1 if size < 80 else 8 if gpus == 1 else 4
     ranks = {"num_nodes": layout.nodes, "num_gpus_per_node": layout.used}
     return {
         "actor": dict(ranks),

@@ -26,9 +26,10 @@ NCCL = 0.6 * GIB
 #: What a vLLM engine keeps asleep, beside its context: CUDA graphs and workspaces. Assumed.
 ENGINE_GRAPHS = 1.4 * GIB
 ENGINE_EAGER = 0.4 * GIB
-#: vLLM's defaults of an asynchronous engine (vllm/config/scheduler.py).
+#: vLLM's default of an asynchronous engine (vllm/config/scheduler.py), and what
+#: `sg_rlhf.sampling.vllm_settings.cuda_settings` gives it.
 ENGINE_BATCHED_TOKENS = 2048
-ENGINE_SEQUENCES = 128
+ENGINE_SEQUENCES = 256
 
 
 def policy(run: RunShape) -> float:

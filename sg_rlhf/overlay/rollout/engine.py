@@ -90,6 +90,8 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
                 # The weights keep their bf16 values; products are computed in float32.
                 kwargs["dtype"] = "float32"
             kwargs = vllm_settings.cpu_settings(kwargs["max_model_len"]) | kwargs
+        else:
+            kwargs = vllm_settings.cuda_settings() | kwargs
         kwargs = vllm_settings.engine_settings_here() | kwargs
         if settings.engine_log_probs:
             # After temperature and top-p, as upstream asks for them where it corrects with them.

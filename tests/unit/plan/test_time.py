@@ -134,7 +134,7 @@ def test_sampling_waits_for_the_longest_response_and_for_a_place_in_the_cache() 
     )
     run = run_of(max_new_tokens=4096, prompts=16, group=8, engines=1)
     assert planned.sampling(run, EIGHT, steps_alone) == pytest.approx(4096, rel=1e-3)
-    four = replace(run, prompts=64)  # 128 at a time
+    four = replace(run, prompts=128)  # 256 at a time
     expected = 4 * 1024 + 4096 - 1024
     assert planned.sampling(four, EIGHT, steps_alone) == pytest.approx(expected, rel=1e-3)
 

@@ -12,7 +12,7 @@ import torch
 from vllm import SamplingParams
 
 from sg_rlhf.config.value_ranges import MIN_TEMPERATURE
-from sg_rlhf.plan import shapes
+from sg_rlhf.plan import gpu_memory, shapes
 from sg_rlhf.sampling import vllm_settings
 
 MODEL = "Qwen/Qwen2.5-7B-Instruct-1M"
@@ -91,6 +91,10 @@ def test_the_rotary_embedding_of_the_context_is_the_plain_one(folder: Path) -> N
             )
         tables.append(rope.cos_sin_cache[:CONTEXT])
     assert torch.equal(*tables)
+
+
+def test_the_plan_counts_the_sequences_that_an_engine_runs() -> None:
+    assert vllm_settings.cuda_settings() == {"max_num_seqs": gpu_memory.ENGINE_SEQUENCES}
 
 
 def test_a_context_beyond_the_first_chunk_is_refused(folder: Path) -> None:
