@@ -105,6 +105,8 @@ RULES = (
     )),
     Rule("forward and backward passes", ("update_forward", "update_backward"), 0.5, (
         Hint("a larger train.micro_batch_size ({train.micro_batch_size})"),
+        Hint("ds.zero_stage=2 where the memory allows it, which gathers no parameters",
+             _when("ds.zero_stage", 3)),
         Hint("ds.packing_samples=true, which computes no padding",
              _when("ds.packing_samples", False)),
         Hint("actor.gradient_checkpointing_enable=false where the memory allows it",
