@@ -28,6 +28,8 @@ from tests.gpu.result import Job, Record
 HASH_REWARD = ROOT / "tests" / "gpu" / "reward_by_hash.py"
 #: Metric of a rollout: mean of abs(trainer's - engine's log-prob) of its tokens.
 MISMATCH = "sg/mismatch_abs_mean"
+#: Of it, above which a run warns.
+TOLERANCE: float = SGSettings.model_fields["sync_check_tolerance"].default
 #: Of the plan that the run writes, beside its seconds.
 PREDICTED = ("gpu_memory_gib", "gpu_memory_phase", "policy_allocated_gib", "host_memory_gib")
 PHASES = ("generation", "make_experience", "ppo_train", "broadcast", "step_total")
@@ -106,8 +108,12 @@ def peak_memory(record: Record, job: Job) -> Iterator[None]:
         record.figure("gpu_memory_used_gib", round(peak[0] / 1024, 2))
 
 
-def check_run(record: Record, run_dir: Path, rollouts: int) -> None:
-    """Rollouts, sync checks, finite figures; seconds per phase and memory as figures."""
+def check_run(record: Record, run_dir: Path, rollouts: int, mismatch: float = TOLERANCE) -> None:
+    """Rollouts, sync checks, finite figures; seconds per phase and memory as figures.
+
+    Args:
+        mismatch: largest mean difference of the log-probs of trainer and engine at sampling.
+    """
     rows = jsonl_log.read(run_dir / jsonl_log.METRICS)
     steps = jsonl_log.read(run_dir / jsonl_log.OPTIMIZER_STEPS)
     record.check("rollouts", len(rows) == rollouts, len(rows), rollouts)
@@ -116,11 +122,10 @@ def check_run(record: Record, run_dir: Path, rollouts: int) -> None:
     record.check("every weight sync was checked", len(checked) == rollouts, len(checked), rollouts)
     # What stops a run is sg.sync_check_tolerance; this is the figure that it looks at.
     record.figure("sync_log_prob_diff_mean", checked)
-    # At sampling, after the engine's sleep; a run without a correction stops at the same limit.
-    tolerance = SGSettings.model_fields["sync_check_tolerance"].default
+    # At sampling, after the engine's sleep.
     mismatches = [row.get(MISMATCH, math.nan) for row in rows]
-    agree = bool(mismatches) and all(x <= tolerance for x in mismatches)
-    record.check("the engine sampled by the trainer's policy", agree, mismatches, tolerance)
+    agree = bool(mismatches) and all(x <= mismatch for x in mismatches)
+    record.check("the engine sampled by the trainer's policy", agree, mismatches, mismatch)
     finite = all(
         math.isfinite(row[key]) for row in steps for key in ("actor_grad_norm", "policy_loss")
     )
