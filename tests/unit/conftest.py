@@ -1,6 +1,7 @@
 import gc
 import json
 import os
+import sys
 
 from tests import host
 
@@ -25,10 +26,18 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-@pytest.fixture(autouse=True, scope="module")
+#: Modules that were imported when the objects of imports were last set aside.
+_imported = 0
+
+
+@pytest.fixture(autouse=True)
 def imports_are_not_collected():
     """A collection then reads what the tests made, and not the millions of objects of imports."""
-    gc.freeze()
+    global _imported
+    if len(sys.modules) > _imported + 50:
+        gc.collect()
+        gc.freeze()
+        _imported = len(sys.modules)
 
 
 @pytest.fixture(scope="session")
