@@ -21,11 +21,12 @@ TIMEOUT_S = 60.0
 
 @dataclass(frozen=True)
 class Origin:
-    """A file in a public GitHub repository at one commit, with its checksum.
+    """A file in a public repository at one commit, with its checksum where one is known.
 
     Attributes:
         sha256: of the file; "" if only its git id is known.
-        git_blob: git's id of the content (a SHA-1), from the commit's tree.
+        git_blob: git's id of the content (a SHA-1), from the commit's tree; "" if it is not known.
+        on_hub: a data set of the Hugging Face hub (``HF_ENDPOINT``), not a GitHub repository.
     """
 
     repository: str
@@ -33,22 +34,28 @@ class Origin:
     path: str
     sha256: str = ""
     git_blob: str = ""
+    on_hub: bool = False
 
     @property
     def url(self) -> str:
         """The download address."""
+        if self.on_hub:
+            hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+            return f"{hub}/datasets/{self.repository}/resolve/{self.commit}/{self.path}"
         return f"https://raw.githubusercontent.com/{self.repository}/{self.commit}/{self.path}"
 
     def check(self, path: Path) -> None:
-        """Verify a file's checksum.
+        """Verify a file's checksum; where none is known, nothing.
 
         Raises:
             DataError: the checksum differs; the message has both.
         """
         if self.sha256:
             kind, expected, actual = "SHA-256", self.sha256, sha256_of(path)
-        else:
+        elif self.git_blob:
             kind, expected, actual = "git blob id", self.git_blob, git_blob_of(path)
+        else:
+            return
         if actual != expected:
             raise DataError(f"{path}: {kind} {actual}, expected {expected}, the file of {self.url}")
 

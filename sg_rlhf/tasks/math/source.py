@@ -104,7 +104,9 @@ def plan(options: Options, _load_tokenizer: LoadTokenizer) -> BuildPlan[MathRow]
             "sha256": hashlib.sha256(prompt_of("").encode()).hexdigest(),
         },
         "options": {name: options[name] for name in ("dedup", "drop_overlap", "ngram")},
-        "eval_sets": {name: eval_set.sha256 for name, eval_set in asked.items()},
+        "eval_sets": {
+            name: eval_set.sha256 or eval_set.origin.url for name, eval_set in asked.items()
+        },
     }
     return BuildPlan(request, make)
 

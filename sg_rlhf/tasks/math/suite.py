@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from sg_rlhf.data_io.dataset_writer import sha256_of
 from sg_rlhf.tasks.grade import Grade
 from sg_rlhf.tasks.math.data import read_rows
 from sg_rlhf.tasks.math.paper import beside_the_paper
@@ -57,7 +58,7 @@ def questions(name: str, folder: Path | None) -> tuple[list[Question], list[Sour
     found = [
         Question(row.id, prompt_of(row.problem), list(row.golds), bare=row.problem) for row in rows
     ]
-    return found, [Source(path.name, eval_set.sha256, len(rows))]
+    return found, [Source(path.name, eval_set.sha256 or sha256_of(path), len(rows))]
 
 
 def _grade(pairs: Sequence[tuple[str, Any]]) -> list[Grade]:
@@ -170,6 +171,8 @@ SUITE = MathSuite(
         _benchmark("aime25", SAMPLED_16, "problems (c) MAA", (16,), MORE),
         _benchmark("aime26", SAMPLED_16, "problems (c) MAA", (16,), MORE),
         _benchmark("hmmt25", SAMPLED_16, "problems (c) HMMT", (16,), MORE),
+        _benchmark("hmmt25_nov", SAMPLED_16, "CC-BY-NC-SA-4.0", (16,), MORE),
+        _benchmark("hmmt26", SAMPLED_16, "CC-BY-NC-SA-4.0", (16,), MORE),
         _benchmark("amc23", SAMPLED_16, "problems (c) MAA", (16,), MORE),
         _benchmark("imo_answerbench", SAMPLED_4, "CC-BY-4.0", (4,), MORE),
     ),

@@ -29,6 +29,8 @@ def test_settings_and_sizes_are_the_published_ones():
         "aime25": (30, sampled),
         "aime26": (30, sampled),
         "hmmt25": (30, sampled),
+        "hmmt25_nov": (30, sampled),
+        "hmmt26": (33, sampled),
         "amc23": (40, sampled),
         "imo_answerbench": (400, Sampling(temperature=1.0, max_tokens=4096, n=4)),
         "official": (700, Sampling(temperature=0.0, max_tokens=2048)),
@@ -52,7 +54,8 @@ def test_only_selects_benchmarks_and_harnesses_in_the_order_of_the_suite():
     table = ["olympiadbench", "minerva", "math500", "amc", "aime"]
     assert names("math") == table
     assert {name for name, _ in SUITES["math"].average} == set(table)
-    assert names("math", "more") == ["aime25", "aime26", "hmmt25", "amc23", "imo_answerbench"]
+    more = ["aime25", "aime26", "hmmt25", "hmmt25_nov", "hmmt26", "amc23", "imo_answerbench"]
+    assert names("math", "more") == more
     assert names("math", "aime", "amc23") == ["aime", "amc23"]
     with pytest.raises(EvalError, match=r"--only aime: not in suite kk, expected one of .*paper"):
         SUITES["kk"].select(["aime"])

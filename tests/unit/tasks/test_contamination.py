@@ -74,7 +74,7 @@ def test_every_published_set_says_something_for_the_papers_models():
     assert verdicts["math500"] == verdicts["amc"] == ["reported", "reported", "not found"]
     assert verdicts["aime"] == ["reported"] * 3
     assert verdicts["aime25"] == ["newer", "not found", "newer"]
-    assert verdicts["aime26"] == ["newer"] * 3
+    assert verdicts["aime26"] == verdicts["hmmt26"] == ["newer"] * 3
     assert verdicts["hmmt25"] == ["newer", "not studied", "newer"]
     assert verdicts["minerva"] == ["not found"] * 3
     assert verdicts["olympiadbench"] == ["not studied"] * 3

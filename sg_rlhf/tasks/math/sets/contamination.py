@@ -46,6 +46,8 @@ EXPOSURE: Mapping[str, ContaminationRecord] = {
     "aime25": ContaminationRecord("2025-02", _findings(False, (0, 0), (0, 0), 0)),
     "aime26": ContaminationRecord("2026-02"),
     "hmmt25": ContaminationRecord("2025-02"),
+    "hmmt25_nov": ContaminationRecord("2025-11"),
+    "hmmt26": ContaminationRecord("2026-02"),
     "imo_answerbench": ContaminationRecord(
         "2025-10", note="its problems are altered from olympiads that are older"
     ),

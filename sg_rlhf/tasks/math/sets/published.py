@@ -32,7 +32,7 @@ class EvalSet:
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of the file, in hex."""
+        """SHA-256 of the file, in hex; "" if none is known."""
         return self.origin.sha256
 
 
@@ -83,6 +83,16 @@ EVAL_SETS: Mapping[str, EvalSet] = {
 #: The last commit of MathArena's repository that holds problems.
 _MATHARENA = ("eth-sri/matharena", "81f103e38b1df076afa65ee0a3ffbe148d42e6d2")
 
+#: The file of MathArena's data sets on the hub. Each has this name.
+_ON_HUB = "data/train-00000-of-00001.parquet"
+
+
+def _hub(name: str, commit: str, sha256: str = "") -> Origin:
+    """A data set of MathArena on the hub. Commits and checksum are those that several public
+    projects pin."""
+    return Origin(f"MathArena/{name}", commit, _ON_HUB, sha256=sha256, on_hub=True)
+
+
 #: Sets that the paper does not have.
 MORE_EVAL_SETS: Mapping[str, EvalSet] = {
     eval_set.name: eval_set
@@ -122,6 +132,24 @@ MORE_EVAL_SETS: Mapping[str, EvalSet] = {
                 "94b34933289ead98a72f334be2260be5e385ed2e2618c9f169934ede1a129e17",
             ),
             "HMMT February 2025",
+        ),
+        EvalSet(
+            "hmmt25_nov",
+            "hmmt25_nov.parquet",
+            30,
+            _hub("hmmt_nov_2025", "118dbfb45c4c9467c672268ed55166642897aa46"),
+            "HMMT November 2025",
+        ),
+        EvalSet(
+            "hmmt26",
+            "hmmt26.parquet",
+            33,
+            _hub(
+                "hmmt_feb_2026",
+                "02fba4f74d8e68e73e66a02d540fd979c05c274c",
+                "e5fcff6b1c2262841c0c37bf6d7b42529f284528d5f0d5c45c52e8bf0654a916",
+            ),
+            "HMMT February 2026",
         ),
         EvalSet(
             "amc23",
@@ -189,10 +217,13 @@ def read_eval_set(name: str, data_dir: str | Path) -> list[MathRow]:
 
 def find_eval_file(eval_set: EvalSet, data_dir: Path) -> Path | None:
     """The set's file in a folder, by our name or the repository's; None without one."""
+    ours = data_dir / eval_set.file
+    if eval_set.origin.path == _ON_HUB:  # the same name for every set
+        return ours if ours.is_file() else None
     published = Path(eval_set.origin.path)
     # A name such as test.jsonl says nothing, unless its folder is there too.
     named = published.name if published.stem != "test" else Path(*published.parts[-2:])
-    paths = (data_dir / eval_set.file, data_dir / named)
+    paths = (ours, data_dir / named)
     return next((path for path in paths if path.is_file()), None)
 
 

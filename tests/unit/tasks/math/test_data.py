@@ -241,13 +241,16 @@ def test_the_evaluation_sets_are_those_of_the_paper():
         "aime25": ("aime25.jsonl", 30),
         "aime26": ("aime26.jsonl", 30),
         "hmmt25": ("hmmt25.jsonl", 30),
+        "hmmt25_nov": ("hmmt25_nov.parquet", 30),
+        "hmmt26": ("hmmt26.parquet", 33),
         "amc23": ("amc23.jsonl", 40),
         "imo_answerbench": ("imo_answerbench.csv", 400),
     }
     sets = [*EVAL_SETS.values(), *MORE_EVAL_SETS.values()]
-    assert len({e.title for e in sets}) == len({e.file for e in sets}) == 10
+    assert len({e.title for e in sets}) == len({e.file for e in sets}) == 12
     for origin in [DSR_UNIFORM, *(e.origin for e in sets)]:
-        assert (len(origin.sha256), len(origin.commit)) == (64, 40)
+        known = "hmmt_nov_2025" not in origin.repository
+        assert (len(origin.sha256), len(origin.commit)) == (64 if known else 0, 40)
         assert origin.url.startswith("https://") and origin.commit in origin.url
     assert (len(ORZ_57K.git_blob), len(ORZ_57K.commit)) == (40, 40)
 
@@ -285,6 +288,28 @@ def test_a_file_called_test_needs_its_folder(tmp_path, monkeypatch):
     (tmp_path / "amc23").mkdir()
     path.rename(tmp_path / "amc23" / "test.jsonl")
     assert read_eval_set("amc23", tmp_path)[0].golds == ("27",)
+
+
+def test_a_set_on_the_hub_is_downloaded_at_its_commit(tmp_path, monkeypatch):
+    """Its columns are MathArena's; another file of that name in the folder is none of it."""
+    hub, folder = tmp_path / "hub", tmp_path / "sets"
+    origin = MORE_EVAL_SETS["hmmt25_nov"].origin
+    file = hub / "datasets" / origin.repository / "resolve" / origin.commit / origin.path
+    file.parent.mkdir(parents=True)
+    rows = [{"problem_idx": i, "problem": f"P{i}", "answer": "\\frac{1}{2}", "problem_type": ["A"]}
+            for i in range(1, 31)]  # fmt: skip
+    write_parquet(file, rows)
+    monkeypatch.setenv("HF_ENDPOINT", hub.as_uri())
+    folder.mkdir()
+    (folder / "train-00000-of-00001.parquet").touch()
+    path = published.download_eval_set(MORE_EVAL_SETS["hmmt25_nov"], folder)
+    assert path == folder / "hmmt25_nov.parquet"
+    found = read_eval_set("hmmt25_nov", folder)
+    assert [row.problem for row in found] == [row["problem"] for row in rows]
+    assert found[0].golds == ("\\frac{1}{2}",)
+    path.rename(folder / "hmmt26.parquet")
+    with pytest.raises(DataError, match="SHA-256 .* expected e5fcff6b1c22"):
+        read_eval_set("hmmt26", folder)
 
 
 def test_read_eval_set(small_amc):
