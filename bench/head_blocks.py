@@ -10,28 +10,29 @@ from __future__ import annotations
 
 import argparse
 import functools
+import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from bench.common import provenance, write
+# Before other packages named tests.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from bench.common import at_least, provenance, write
 from sg_rlhf.algo.log_probs import fused_log_probs
+from tests.gpu import log_prob_head
 from tests.gpu.measure import GIB, costs
+from tests.gpu.result import Job
 
-VOCABULARY = 151_936
-HIDDEN = {"3B": 2048, "7B": 3584}
+HIDDEN = {name: log_prob_head.HIDDEN[f"qwen2.5-{name.lower()}"] for name in ("3B", "7B")}
 TOKENS = (256, 1024, 4096, 20_480)
 ROWS = (4096, 8192)
 COLUMNS = (2048, 4096, 8192, 16_384, 32_768)
 
 
-def step(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, chunk: Any) -> None:
-    """Forward and backward."""
-    log_probs, _ = fused_log_probs.selected_log_probs(
-        hidden, weight, targets, temperature=0.7, chunk=chunk
-    )
-    torch.autograd.grad(log_probs.sum(), (hidden, weight))
+def head(chunk: int | None, *data: torch.Tensor) -> torch.Tensor:
+    """Log-probs by blocks of so many columns."""
+    temperature = log_prob_head.TEMPERATURE
+    return fused_log_probs.selected_log_probs(*data, temperature=temperature, chunk=chunk)[0]
 
 
 def main() -> None:
@@ -41,24 +42,22 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=Path("bench/results/head_blocks.json"))
     parser.add_argument("--heads", nargs="+", choices=HIDDEN, default=list(HIDDEN))
-    parser.add_argument("--tokens", nargs="+", type=int, default=list(TOKENS))
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--tokens", nargs="+", type=at_least(1), default=list(TOKENS))
+    parser.add_argument("--repeats", type=at_least(1), default=5)
     arguments = parser.parse_args()
     result = provenance("bench/head_blocks.py", "torch", "triton")
     result |= {"gpu": torch.cuda.get_device_name(), "rows": []}
+    job = Job("cuda", small=False, model=None, scratch=Path())
     for model in arguments.heads:
-        size = HIDDEN[model]
         for tokens in arguments.tokens:
-            torch.manual_seed(0)
-            new: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
-            hidden = torch.randn(tokens, size, **new).requires_grad_()
-            weight = (torch.randn(VOCABULARY, size, **new) * 3 / size**0.5).requires_grad_()
-            targets = torch.randint(0, VOCABULARY, (tokens,), device="cuda")
-            gradients = 2 * (hidden.numel() + weight.numel())
+            data = log_prob_head.inputs(tokens, HIDDEN[model], log_prob_head.VOCABULARY, job)
+            gradients = sum(x.numel() * x.element_size() for x in data[:2])
             for rows in ROWS if tokens > ROWS[0] else ROWS[:1]:
                 fused_log_probs._ROWS["cuda"] = rows
                 calls = {
-                    str(chunk or "default"): functools.partial(step, hidden, weight, targets, chunk)
+                    str(chunk or "default"): functools.partial(
+                        log_prob_head.with_gradients, functools.partial(head, chunk), *data
+                    )
                     for chunk in (None, *COLUMNS)
                 }
                 for name, cost in costs(calls, "cuda", repeats=arguments.repeats).items():

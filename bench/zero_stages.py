@@ -14,10 +14,9 @@ from __future__ import annotations
 import argparse
 import cProfile
 import multiprocessing
-import os
 import pstats
-import socket
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,64 +24,41 @@ from typing import Any
 
 import torch
 
+# Before other packages named tests.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench.common import at_least, provenance, write
 from sg_rlhf.plan.shapes import table
+from tests.gpu import random_qwen2, zero3
+from tests.gpu.measure import synchronize
 
-#: ZeRO-3 that keeps every parameter gathered.
-PERSISTENT = "3-persistent"
-STAGES = ("3", PERSISTENT, "2")
+STAGES = ("3", "2")
 #: Passes before the timed ones: DeepSpeed records the order of the modules in the first.
 WARM_UP = 2
 MODELS = ("Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-3B-Instruct")
-
-
-def start(device: str) -> None:
-    """One rank, with the overlay's rows for DeepSpeed and transformers."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    os.environ |= {
-        "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-    }  # fmt: skip
-    if device == "cpu":
-        os.environ |= {"DS_ACCELERATOR": "cpu", "SG_PLATFORM": "cpu"}
-    from sg_rlhf.overlay.patches import table as patches
-
-    patches.install()
-    import deepspeed
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    from sg_rlhf.overlay.model.packed_attention import VARLEN, attention
-
-    ALL_ATTENTION_FUNCTIONS.register(VARLEN, attention)
-    if device == "cuda":
-        torch.cuda.set_device(0)
-    deepspeed.init_distributed(dist_backend="nccl" if device == "cuda" else "gloo")
 
 
 def engine_of(shape: dict[str, Any], stage: str, device: str) -> Any:
     """A Qwen2 of random weights in bfloat16 under a ZeRO stage of :data:`STAGES`."""
     import deepspeed
     from openrlhf.utils.deepspeed.deepspeed_utils import get_train_ds_config
-    from transformers import AutoModelForCausalLM, Qwen2Config
+    from transformers import AutoModelForCausalLM
     from transformers.integrations.deepspeed import HfDeepSpeedConfig
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    from sg_rlhf.overlay.model.packed_attention import VARLEN
+    from sg_rlhf.overlay.model.packed_attention import VARLEN, attention
 
-    number = int(stage[0])
+    ALL_ATTENTION_FUNCTIONS.register(VARLEN, attention)
     adam = {"lr": 1e-6, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0}
     settings = get_train_ds_config(
-        offload=False, adam_offload=False, stage=number, zpg=1,
+        offload=False, adam_offload=False, stage=int(stage), zpg=1,
         optim_config={"type": "AdamW", "params": {**adam, "torch_adam": True}},
     ) | {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1000}  # fmt: skip
-    if stage == PERSISTENT:
-        settings["zero_optimization"]["stage3_param_persistence_threshold"] = 10**12
-    keep = HfDeepSpeedConfig(settings) if number == 3 else None
-    known = {k: v for k, v in shape.items() if k not in ("model_type", "gated", "rope_theta")}
+    keep = (
+        HfDeepSpeedConfig(settings) if stage == "3" else None
+    )  # while it lives, zero.Init is used
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(
-            Qwen2Config(**known), dtype=torch.bfloat16, attn_implementation=VARLEN
+            random_qwen2.config_of(shape), dtype=torch.bfloat16, attn_implementation=VARLEN
         )
     model.config.use_cache = False
     model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -119,14 +95,13 @@ def passes(engine: Any, samples: int, tokens: int, device: str) -> dict[str, Cal
 
 def timed(run: Callable[[], None], repeats: int, device: str) -> dict[str, float]:
     """Median milliseconds of a pass, and of the host's part of it."""
-    wait = torch.cuda.synchronize if device == "cuda" else (lambda: None)
     host, whole = [], []
     for _ in range(WARM_UP + repeats):
-        wait()
+        synchronize(device)
         began = time.perf_counter()
         run()
         launched = time.perf_counter()
-        wait()
+        synchronize(device)
         host.append(launched - began)
         whole.append(time.perf_counter() - began)
     return {
@@ -144,7 +119,7 @@ def profile(run: Callable[[], None]) -> None:
 
 def measure(name: str, stage: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """The rows of a model under a stage. In a process of its own, which gives all memory back."""
-    start(arguments.device)
+    zero3.start(arguments.device)
     shape = dict(table()[name])
     if arguments.layers:
         shape["num_hidden_layers"] = arguments.layers

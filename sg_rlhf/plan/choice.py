@@ -56,7 +56,7 @@ def fastest(run: RunShape, hardware: Hardware, assumptions: Assumptions = DEFAUL
         return None
     found: list[Choice] = []
     parts = [n for n in (1, 2, 4, 8) if n <= run.gpus_per_node and run.ranks % n == 0]
-    stages = dict.fromkeys((run.zero_stage, 2 if run.zero_stage == 3 else run.zero_stage))
+    stages = dict.fromkeys((run.zero_stage, min(run.zero_stage, 2)))
     offloads = dict.fromkeys((run.adam_offload, False, True))
     shares = dict.fromkeys((run.gpu_memory_utilization, *UTILIZATIONS))
     for engine_tp, stage, offload, share in itertools.product(parts, stages, offloads, shares):

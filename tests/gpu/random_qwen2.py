@@ -58,14 +58,19 @@ def tokenizer_of_size(size: int) -> PreTrainedTokenizerFast:
     )
 
 
+def config_of(fields: dict[str, Any], **more: Any) -> Qwen2Config:
+    """The configuration of a shape of sg_rlhf/plan, or of :data:`SMALL`."""
+    known = {k: v for k, v in fields.items() if k not in ("model_type", "gated", "rope_theta")}
+    rope = {"rope_type": "default", "rope_theta": fields.get("rope_theta", 1e6)}
+    return Qwen2Config(**known, rope_parameters=rope, **more)
+
+
 def write(folder: Path, small: bool, published: str = PUBLISHED) -> None:
     """The model in bfloat16 and its tokenizer; small, or of a published model's shape."""
     fields = SMALL if small else table()[published]
-    known = {k: v for k, v in fields.items() if k not in ("model_type", "gated", "rope_theta")}
     tokenizer = tokenizer_of_size(fields["vocab_size"])
-    config = Qwen2Config(
-        **known,
-        rope_parameters={"rope_type": "default", "rope_theta": fields.get("rope_theta", 1e6)},
+    config = config_of(
+        fields,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,

@@ -28,7 +28,7 @@ VOCABULARY = 1000
 SAME = 0.05
 
 
-def start(job: Job) -> None:
+def start(device: str) -> None:
     """One rank, with the overlay's rows for DeepSpeed and transformers."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -37,16 +37,16 @@ def start(job: Job) -> None:
         "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1",
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
     }  # fmt: skip
-    if not job.on_cuda:
+    if device == "cpu":
         os.environ |= {"DS_ACCELERATOR": "cpu", "SG_PLATFORM": "cpu"}
     from sg_rlhf.overlay.patches import table
 
     table.install()  # without its rows DeepSpeed would compile its Adam
     import deepspeed
 
-    if job.on_cuda:
+    if device == "cuda":
         torch.cuda.set_device(0)
-    deepspeed.init_distributed(dist_backend="nccl" if job.on_cuda else "gloo")
+    deepspeed.init_distributed(dist_backend="nccl" if device == "cuda" else "gloo")
 
 
 def model_folder(job: Job) -> Path:
@@ -316,7 +316,7 @@ def check_watch(record: Record, engine: Engine) -> None:
 
 def run(record: Record, job: Job) -> None:
     """One engine after the other."""
-    start(job)
+    start(job.device)
     folder = model_folder(job)
     steps = range(2)
     before, expected = plain_steps(folder, job.device, steps)
