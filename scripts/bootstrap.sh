@@ -4,6 +4,7 @@
 #   scripts/bootstrap.sh                      cuda where nvidia-smi lists a GPU, else cpu
 #   SG_HARDWARE=cpu|cuda|8x80gb|... ...       choose instead; an environment once made keeps its kind until then
 #   SG_PYTHON=/path/to/python3.11 ...         choose the interpreter
+#   SG_VENV=.cache/cuda ...                   make another folder of the checkout than .venv
 #
 # Callers run it first and then use .venv/bin/python. Up to date it prints nothing and takes a moment; two at once
 # wait for each other; an interrupted one is begun again by the next run. uv installs, from where pip is configured to
@@ -20,7 +21,8 @@ unset VIRTUAL_ENV PYTHONPATH PYTHONHOME PYTHONSTARTUP PIP_TARGET PIP_PREFIX PIP_
 unset PIP_REQUIREMENT PIP_CONSTRAINT PIP_REQUIRE_VIRTUALENV CONDA_PREFIX UV_SYSTEM_PYTHON UV_CONSTRAINT UV_OVERRIDE
 unset UV_REQUIRE_HASHES UV_RESOLUTION UV_TORCH_BACKEND
 
-readonly venv=.venv log=.venv/bootstrap.log stamp=.venv/.sg_stamp owner=.venv/.sg_checkout
+readonly venv=${SG_VENV:-.venv}
+readonly log=$venv/bootstrap.log stamp=$venv/.sg_stamp owner=$venv/.sg_checkout
 readonly cpu_disk_gb=6 cpu_disk_gb_with_cuda_torch=10 cuda_disk_gb=30
 uv_options=()
 
@@ -239,6 +241,7 @@ install_project() {
   run $venv/bin/python -c 'import ray, torch; torch.ones(1) + 1' || fail "importing torch and ray"
 }
 
+[[ $venv =~ ^[A-Za-z0-9._][A-Za-z0-9._/-]*$ ]] || refuse "SG_VENV=$venv: expected a folder of the checkout such as .cache/cuda"
 check_platform
 read_stamp
 choose_kind
