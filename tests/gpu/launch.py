@@ -49,8 +49,15 @@ print(json.dumps({"why": None, "gpu": {
 
 @dataclass(frozen=True)
 class Options:
-    """Of the command line; ``flags`` are those that a result's command repeats, ``limit`` is in
-    place of the stages' own seconds, ``overrides`` are key=value of a run's recipe."""
+    """Of the command line.
+
+    Attributes:
+        flags: those that a result's command repeats.
+        limit: in place of the stages' own seconds.
+        overrides: key=value of a run's recipe.
+        command: what a result names as its command, before stage and flags.
+        file: name of the result's file, in place of one from stage and GPU.
+    """
 
     device: str
     preset: str
@@ -60,6 +67,8 @@ class Options:
     flags: str
     limit: int | None = None
     overrides: tuple[str, ...] = ()
+    command: str = "bash tests/gpu.sh"
+    file: str | None = None
 
 
 @dataclass(frozen=True)
@@ -98,6 +107,11 @@ def probe() -> dict[str, Any]:
     return found
 
 
+def is_software(gpu: dict[str, Any] | None) -> bool:
+    """The device of tests/software_gpu, whose results are none of a GPU."""
+    return gpu is not None and "software gpu" in gpu["name"].lower()
+
+
 def _driver() -> str | None:
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     with contextlib.suppress(OSError, subprocess.SubprocessError, IndexError):
@@ -132,11 +146,11 @@ def run_stage(stage: Stage, options: Options, gpu: dict[str, Any] | None) -> Out
         "note": note,
         "device": options.device,
         "preset": options.preset,
-        "command": " ".join(filter(None, ["bash tests/gpu.sh", stage.key, options.flags])),
+        "command": " ".join(filter(None, [options.command, stage.key, options.flags])),
         "date": date,
         "seconds": round(seconds, 1),
         "limit_seconds": options.limit or stage.limit,
-        "commit": _commit(),
+        "commit": commit(),
         "machine": {**machine(), "gpu": gpu},
         "versions": _versions(),
         "checks": found["checks"],
@@ -144,7 +158,9 @@ def run_stage(stage: Stage, options: Options, gpu: dict[str, Any] | None) -> Out
     }
     if options.device == "cpu":
         result["remark"] = "no GPU result: the stage's own code, tried on the CPU"
-    file = options.out / file_name(stage, options, gpu)
+    elif is_software(gpu):
+        result["remark"] = "no GPU result: a software device; no figure of time or speed counts"
+    file = options.out / (options.file or file_name(stage, options, gpu))
     write(plain(result), file)
     return Outcome(status, note, seconds, skips, file, log)
 
@@ -211,7 +227,7 @@ def _signal(group: int, number: int) -> None:
         os.killpg(group, number)
 
 
-def _commit() -> str | None:
+def commit() -> str | None:
     """HEAD, with "+changes" where files differ from it; SG_COMMIT where there is no git."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         head, changes = (

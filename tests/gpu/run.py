@@ -84,6 +84,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = launch.probe()
     gpu = found.get("gpu") if options.device == "cuda" else None
     why_none = found["why"] if options.device == "cuda" else None
+    if launch.is_software(gpu) and options.out == RESULTS:
+        print(
+            "tests/gpu.sh: --out: a software GPU has no results of a GPU; name another folder",
+            file=sys.stderr,
+        )
+        return 2
     if gpu:
         print(
             f"{gpu['name']}, {gpu['memory_gib']} GiB, capability {gpu['capability']}, "

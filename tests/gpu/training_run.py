@@ -65,11 +65,19 @@ def train(configs: Sequence[str | Path], overrides: Sequence[str], run_dir: Path
     Raises:
         RuntimeError: it did not end well.
     """
+    call(*train_arguments(configs, overrides, run_dir))
+
+
+def train_arguments(
+    configs: Sequence[str | Path], overrides: Sequence[str], run_dir: Path
+) -> list[str]:
+    """Of Python, to train."""
     files = [part for config in configs for part in ("--config", str(config))]
-    call(
-        "-m", "sg_rlhf.train", *files, "--run-dir", str(run_dir), *overrides,
+    return [
+        "-m", "sg_rlhf.train", *files, "--run-dir", str(run_dir),
         "sg.wandb=disabled", "sg.sync_check_every=1", "ckpt.save_steps=1000", "ckpt.save_hf=false",
-    )  # fmt: skip
+        *overrides,
+    ]  # fmt: skip
 
 
 def call(*arguments: str) -> None:
