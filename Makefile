@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format test test-all faults fuzz test-unit test-integration test-gpu bench docs audit upgrade dist kk math search
+.PHONY: help setup lint format test test-all faults fuzz test-unit test-integration test-gpu test-software-gpu bench docs audit upgrade dist kk math search
 
 BIN := .venv/bin
 # More arguments for pytest: make test-unit ARGS="-k shaping -x"; ARGS="-n 0 --pdb" for one worker.
@@ -53,6 +53,10 @@ test-integration: setup ## training runs, engines and servers on this machine: m
 STAGES ?=
 test-gpu: ## the stages that one GPU can run, one line per stage; without a GPU each is skipped (docs/gpu.md)
 	@bash tests/gpu.sh $(STAGES)
+
+# ARGS=--short for three cases, ARGS="pipeline two" for some; tests/software_gpu/README.md.
+test-software-gpu: setup ## the CUDA builds on a GPU made of software: an hour on 2 cores, and 11 GB once
+	$(BIN)/python -m tests.software_gpu $(ARGS)
 
 # A fresh folder each time; ARGS="--only growth kk_generator" for some of them.
 bench: setup ## the ratios of docs/performance.md again, beside the committed ones: under 10 minutes

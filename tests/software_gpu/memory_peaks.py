@@ -1,0 +1,150 @@
+"""Case memory: peaks of an update beside the plan, for models that no kernel here could compute.
+
+The allocations of rank 0 of N ranks in an update of a recipe, by the real DeepSpeed, overlay and
+allocator. The other ranks do not exist: collectives return at once, and large tensors have no
+values. So sizes and lifetimes of tensors are shown, and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+from sg_rlhf.plan.of_recipe import Plan, load_for, plan_of
+from tests.gpu.launch import ROOT
+from tests.gpu.result import Job, Record
+
+#: Recipe, hardware, further keys. The host cannot hold the optimizer of 3B, so it stays on the GPU.
+CASES = (
+    ("grpo_qwen2.5-3b-instruct", "8x80gb", ()),
+    ("grpo_qwen2.5-3b-instruct", "4x80gb", ()),
+    ("grpo_qwen2.5-3b-instruct", "1x80gb", ("ds.adam_offload=false",)),
+    ("grpo_qwen2.5-7b-instruct-1m", "8x80gb", ()),
+)
+#: Share of the plan by which a peak may differ.
+TOLERANCE = 0.1
+#: Micro-batches of an optimizer step. ZeRO-3 fetches ahead from the second pass on.
+MICRO_BATCHES, STEPS = 2, 2
+GIB = 2**30
+
+
+def run(record: Record, job: Job) -> None:
+    """A process for each: it is a rank of its own job."""
+    for index, (recipe, hardware, overrides) in enumerate(CASES):
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.software_gpu.memory_peaks", str(index)],
+            cwd=ROOT, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        name = " ".join((recipe, hardware, *overrides))
+        if done.returncode:
+            raise RuntimeError(f"{name}: status {done.returncode}")
+        found = json.loads(done.stdout.splitlines()[-1])
+        record.figure(name, found)
+        difference = found["allocated_gib"] / found["planned_gib"] - 1.0
+        record.within(f"{name}: allocated beside the plan", abs(difference), TOLERANCE)
+
+
+def _plan(recipe: str, hardware: str, overrides: tuple[str, ...]) -> Plan:
+    file = ROOT / "configs" / "kk" / f"{recipe}.yaml"
+    config, machine = load_for([str(file)], overrides, hardware)
+    plan = plan_of(config, hardware=machine)
+    assert plan is not None
+    return plan
+
+
+def measure(plan: Plan) -> dict[str, float]:
+    """The peak of two optimizer steps, GiB."""
+    run_shape = plan.run
+    os.environ |= {
+        "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(run_shape.ranks),
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "SG_PLATFORM": "cuda",
+    }  # fmt: skip
+    from sg_rlhf.overlay.patches import table
+
+    table.install()
+    import torch
+    from openrlhf.models import Actor
+    from torch import distributed
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.cuda.set_device(0)
+    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=run_shape.ranks)
+    import deepspeed
+    from deepspeed.runtime.zero import stage3, stage_1_and_2
+
+    deepspeed.init_distributed(dist_backend="nccl")
+    # The gradients have no values, so neither has their norm.
+    for module in (stage3, stage_1_and_2):
+        module.is_invalid_grad_norm = lambda norm: False
+    engine = _engine(plan)
+    actor = Actor(engine, temperature=run_shape.temperature)
+    actor.packing_samples, actor.is_vlm = True, False
+    actor.train()
+    size = (run_shape.train_micro, run_shape.max_len)
+    tokens = torch.randint(5, 1000, size, device="cuda")
+    attended = torch.ones_like(tokens)
+    responses = torch.ones(size[0], run_shape.max_new_tokens, dtype=torch.bool, device="cuda")
+    torch.cuda.reset_peak_memory_stats()
+    for micro_batch in range(STEPS * MICRO_BATCHES):
+        last = micro_batch % MICRO_BATCHES == MICRO_BATCHES - 1
+        engine.set_gradient_accumulation_boundary(last)
+        log_probs, _ = actor(tokens, responses, attention_mask=attended, return_output=True)
+        engine.backward(-(log_probs * responses).sum() / tokens.numel())
+        if last:
+            engine.step()
+    free, total = torch.cuda.mem_get_info()
+    return {
+        "allocated_gib": torch.cuda.max_memory_allocated() / GIB,
+        "reserved_gib": torch.cuda.max_memory_reserved() / GIB,
+        "device_gib": (total - free) / GIB,
+        "planned_gib": plan.memory.policy_allocated_gib,
+    }
+
+
+def _engine(plan: Plan) -> Any:
+    """DeepSpeed's, as upstream makes it for the recipe, with weights of no value."""
+    import deepspeed
+    import torch
+    from openrlhf.utils.deepspeed.deepspeed_utils import (
+        get_optimizer_grouped_parameters,
+        get_train_ds_config,
+    )
+    from transformers import AutoModelForCausalLM
+    from transformers.integrations.deepspeed import HfDeepSpeedConfig
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    from sg_rlhf.overlay.model.packed_attention import VARLEN, attention
+    from sg_rlhf.plan.shapes import table
+    from tests.gpu import random_qwen2
+
+    ALL_ATTENTION_FUNCTIONS.register(VARLEN, attention)
+    stage = plan.run.zero_stage
+    adam = {"lr": 1e-6, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01}
+    settings = get_train_ds_config(
+        offload=False, adam_offload=plan.run.adam_offload, stage=stage, zpg=1,
+        optim_config={"type": "AdamW", "params": {**adam, "torch_adam": True, "fused": True}},
+    ) | {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1}  # fmt: skip
+    # While it lives, zero.Init is used.
+    keep = HfDeepSpeedConfig(settings) if stage == 3 else None
+    config = random_qwen2.config_of(table()[plan.run.model.name])
+    with torch.device("cuda"):
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=torch.bfloat16, attn_implementation=VARLEN
+        )
+    del keep
+    model.config.use_cache = False
+    if plan.run.checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    engine, *_ = deepspeed.initialize(
+        model=model,
+        model_parameters=get_optimizer_grouped_parameters(model, adam["weight_decay"]),
+        config=settings,
+    )
+    return engine
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(_plan(*CASES[int(sys.argv[1])]))))
