@@ -124,10 +124,12 @@ bool sw_table_open(void)
 {
     const char *path = sw_settings()->table;
     int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    /* Two processes may create it at once. The lock ends with the file's closing. */
+    /* Two processes may create it at once. */
     const char *wrong =
         file < 0 || flock(file, LOCK_EX) != 0 ? strerror(errno) : map_table(file);
     if (file >= 0) {
+        /* The mapping holds the file open after its closing. */
+        flock(file, LOCK_UN);
         close(file);
     }
     if (wrong) {
