@@ -83,7 +83,7 @@ def out_of_memory() -> None:
         torch.empty(600 * MIB, dtype=torch.uint8, device="cuda")
     del fitting
     torch.cuda.empty_cache()
-    torch.empty(3 * GIB + 512 * MIB, dtype=torch.uint8, device="cuda")
+    torch.empty(3 * GIB + 500 * MIB, dtype=torch.uint8, device="cuda")
 
 
 def test_memory_ends_at_the_limit_and_is_given_back(machine: Machine) -> None:
@@ -317,21 +317,13 @@ def streams_and_events() -> None:
     assert stream.query()
     assert end.query()
     assert 50 <= start.elapsed_time(end) < 5000
-    with pytest.raises(RuntimeError, match="invalid resource handle"):
-        start.elapsed_time(recorded_without_time())
+    with pytest.raises(ValueError, match="must be recorded"):
+        start.elapsed_time(torch.cuda.Event(enable_timing=True))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         assert torch.cuda.is_current_stream_capturing()
     assert not torch.cuda.is_current_stream_capturing()
     graph.replay()
-
-
-def recorded_without_time() -> Any:
-    import torch
-
-    event = torch.cuda.Event()
-    event.record()
-    return event
 
 
 def test_events_measure_the_time_between_their_records(machine: Machine) -> None:
@@ -345,7 +337,7 @@ def describe() -> None:
     import pynvml
     import torch
 
-    torch.cuda.init()
+    torch.cuda.synchronize()
     pynvml.nvmlInit()
     handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
     properties = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]

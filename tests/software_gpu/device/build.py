@@ -210,8 +210,8 @@ def main() -> int:
     """Build and install; 2 where that cannot be."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("environment", type=Path, help="folder of the virtual environment")
-    parser.add_argument("--out", type=Path, help="folder for the library and the driver's libraries "
-                        "(default: software_gpu in the environment; same file system)")  # fmt: skip
+    where = "folder for the library and the driver's libraries, on the environment's file system"
+    parser.add_argument("--out", type=Path, help=f"{where} (default: software_gpu in it)")
     parser.add_argument("--mark", action="store_true", help=f"write {MARKER} into the environment")
     arguments = parser.parse_args()
     environment = arguments.environment.resolve()

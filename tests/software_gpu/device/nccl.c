@@ -40,7 +40,14 @@ static ncclResult_t try_send(struct member *member)
         return ncclSuccess;
     }
     member->done = true;
-    return box->mismatch ? ncclInvalidUsage : ncclSuccess;
+    if (!box->mismatch) {
+        return ncclSuccess;
+    }
+    return sw_nccl_fail(comm, ncclInvalidUsage,
+                        "NCCL MISMATCH: rank %d sends count %zu, type %d; rank %d receives "
+                        "something else (communicator %s)",
+                        comm->rank, box->call.count, (int)box->call.type, member->call.peer,
+                        comm->name);
 }
 
 static ncclResult_t try_receive(struct member *member)

@@ -256,7 +256,14 @@ nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, unsigned l
     return NVML_ERROR_NOT_SUPPORTED;
 }
 
-nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, void *info)
+/* Its first field is the version: the size of the structure in its lower 24 bits. All else is 0, of
+ * which the state means that the device belongs to no fabric. */
+nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, unsigned *info)
 {
-    return NVML_ERROR_NOT_SUPPORTED;
+    size_t bytes = *info & 0xffffff;
+    if (bytes < sizeof *info) {
+        return NVML_ERROR_INVALID_ARGUMENT;
+    }
+    memset(info + 1, 0, bytes - sizeof *info);
+    return NVML_SUCCESS;
 }
