@@ -417,7 +417,7 @@ def test_a_table_of_another_layout_is_refused(machine: Machine) -> None:
 
 
 def test_nvidia_smi_answers_the_queries_of_sg_rlhf() -> None:
-    from sg_rlhf.doctor import preflight
+    from sg_rlhf.doctor import check, preflight
     from sg_rlhf.machine import names
 
     machine = Machine(SOFTWARE_GPU_COUNT="2")
@@ -427,7 +427,7 @@ def test_nvidia_smi_answers_the_queries_of_sg_rlhf() -> None:
         assert machine.nvidia_smi(*query) == "80998, 9.0\n80998, 9.0\n"
         assert names.size_of(80998) == 80
         assert "Driver Version: 580.95.05    CUDA Version: 13.0" in machine.nvidia_smi()
-        assert preflight.driver("580.95.05", "13.0").status == preflight.OK
+        assert preflight.driver("580.95.05", "13.0").status == check.OK
     finally:
         machine.close()
 

@@ -71,6 +71,8 @@ void sw_table_return(int physical, size_t bytes);
 size_t sw_table_used(int physical);
 /* Live processes with memory on a device; returns their number, which may exceed the limit. */
 unsigned sw_table_processes(int physical, struct process_use *found, unsigned limit);
+/* False for a process that has ended, though its parent has not waited for it. */
+bool sw_is_running(pid_t pid);
 
 /* -- allocations.c: memory that this process has mapped ------------------------------------------ */
 

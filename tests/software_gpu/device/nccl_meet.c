@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -68,8 +67,7 @@ static void report(ncclComm_t comm, const struct call *call)
                            ? i == call->peer
                            : atomic_load(&rank->arrived) < comm->meetings;
         if (awaited) {
-            bool ended = rank->pid && kill(rank->pid, 0) != 0 && errno == ESRCH;
-            const char *remark = ended ? ", ended" : "";
+            const char *remark = sw_is_running(rank->pid) ? "" : ", ended";
             used += (size_t)snprintf(missing + used, sizeof missing - used, " %d (pid %d%s)", i,
                                      (int)rank->pid, remark);
         }

@@ -64,6 +64,11 @@ static unsigned long long start_time(pid_t pid)
     return state == 'Z' || state == 'X' ? 0 : started;
 }
 
+bool sw_is_running(pid_t pid)
+{
+    return start_time(pid) != 0;
+}
+
 static bool alive(const struct row *row)
 {
     bool is_own = row == own && own_pid == getpid();
