@@ -78,16 +78,17 @@ def test_packed_attention_and_its_gradient(causal: bool, left: int, key_heads: i
         torch.testing.assert_close(one.grad.cpu(), other.grad, **TOLERANCE)
 
 
-#: Queries of each sequence in this step, and keys in the cache with them.
-QUERIES, KEYS, BLOCK = (4, 1, 3), (4, 37, 20), 16
+#: Keys of each sequence in the cache, with those of this step's queries; and those of a block.
+KEYS, BLOCK = (4, 37, 20), 16
 
 
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("left", [-1, 6])
-def test_attention_with_a_paged_cache(version: int, left: int) -> None:
+@pytest.mark.parametrize("queries", [(4, 1, 3), (1, 1, 1)])
+def test_attention_with_a_paged_cache(version: int, left: int, queries: tuple[int, ...]) -> None:
     from vllm.vllm_flash_attn import flash_attn_varlen_func
 
-    query = normal(sum(QUERIES), HEADS, SIZE, seed=0)
+    query = normal(sum(queries), HEADS, SIZE, seed=0)
     # Blocks of the cache in no order; those of shorter sequences are followed by any number.
     table = torch.tensor([[7, 0, 0], [2, 5, 1], [4, 6, 0]], dtype=torch.int32)
     caches = [normal(8, BLOCK, 2, SIZE, seed=i) for i in (1, 2)]
@@ -95,13 +96,13 @@ def test_attention_with_a_paged_cache(version: int, left: int) -> None:
         [cache[row.long()].flatten(0, 1)[:n] for row, n in zip(table, KEYS, strict=True)]
         for cache in caches
     )
-    expected = expected_attention(query, keys, values, QUERIES, causal=True, left=left)
+    expected = expected_attention(query, keys, values, queries, causal=True, left=left)
 
     output = torch.empty_like(query, device="cuda")
     with torch.inference_mode():
         flash_attn_varlen_func(
             q=query.cuda(), k=caches[0].cuda(), v=caches[1].cuda(), out=output,
-            cu_seqlens_q=starts_of(QUERIES).cuda(), max_seqlen_q=max(QUERIES),
+            cu_seqlens_q=starts_of(queries).cuda(), max_seqlen_q=max(queries),
             seqused_k=torch.tensor(KEYS, dtype=torch.int32).cuda(), max_seqlen_k=max(KEYS),
             softmax_scale=SIZE**-0.5, causal=True, window_size=[left, 0 if left >= 0 else -1],
             block_table=table.cuda(), fa_version=version,

@@ -183,6 +183,16 @@ def test_a_result_of_another_dtype_raises() -> None:
         software_values.with_values(add, one, two)
 
 
+def test_a_kernel_whose_values_nothing_computes_is_refused() -> None:
+    """Here the mode is off, as in a thread that C++ starts."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    x = normal(3).cuda()
+    with _disable_current_modes(), pytest.raises(RuntimeError, match="CUDA error"):
+        x + 1
+    assert torch.equal((x + 1).cpu(), normal(3) + 1)
+
+
 def test_copies_between_host_and_device() -> None:
     x = normal(3, 4)
     there = x.pin_memory().to("cuda", torch.float64, non_blocking=True)

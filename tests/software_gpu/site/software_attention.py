@@ -85,6 +85,12 @@ def spread(rows: Tensor, heads: int) -> Tensor:
     return rows.float().repeat_interleave(heads // rows.shape[1], dim=1)
 
 
+def gathered(grad: Tensor, heads: int) -> Tensor:
+    """The gradient of :func:`spread`: the sum over the query heads of each group."""
+    rows, query_heads, size = grad.shape
+    return grad.reshape(rows, heads, query_heads // heads, size).sum(2)
+
+
 def scores(query: Tensor, key: Tensor, mask: Mask, scale: float) -> Tensor:
     """[heads, queries, keys]; -inf where a query does not see a key."""
     product = torch.einsum("qhd,khd->hqk", query, key) * scale
@@ -122,7 +128,7 @@ def backward(
     heads = query.shape[1]
     grads = [torch.zeros(each.shape, device="cpu") for each in (query, *like)]
     for span in sequences:
-        rows, groups = span.queries, (-1, like[0].shape[1], heads // like[0].shape[1])
+        rows = span.queries
         q, g, o = query[rows].float(), grad[rows].float(), output[rows].float()
         key, value = spread(span.key, heads), spread(span.value, heads)
         weights = probabilities(scores(q, key, mask, scale), log_sums[:, rows].float())
@@ -132,9 +138,8 @@ def backward(
         d_key = torch.einsum("hqk,qhd->khd", d_scores, q)
         d_value = torch.einsum("hqk,qhd->khd", weights, g)
         grads[0][rows] = torch.einsum("hqk,khd->qhd", d_scores, key)
-        # The heads of a group share a key: its gradient is the sum of theirs.
-        grads[1][span.keys] += d_key.unflatten(1, groups[1:]).sum(2)
-        grads[2][span.keys] += d_value.unflatten(1, groups[1:]).sum(2)
+        grads[1][span.keys] += gathered(d_key, like[0].shape[1])
+        grads[2][span.keys] += gathered(d_value, like[1].shape[1])
     d_query, d_key, d_value = (
         each.to(of.dtype) for each, of in zip(grads, (query, *like), strict=True)
     )

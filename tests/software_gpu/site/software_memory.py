@@ -85,5 +85,5 @@ def share_memory_with_kernels(interpreter: ModuleType) -> None:
     def host(value: Any) -> Any:
         return on_cpu(value) if is_cuda(value) else value
 
-    interpreter.GridExecutor._init_args_hst = to_host  # type: ignore[attr-defined]
-    interpreter.GridExecutor._restore_args_dev = lambda *_: None  # type: ignore[attr-defined]
+    interpreter.GridExecutor._init_args_hst = to_host
+    interpreter.GridExecutor._restore_args_dev = lambda *_: None

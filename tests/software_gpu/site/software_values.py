@@ -8,6 +8,7 @@ An operation that the CPU cannot compute raises ``NoValuesError``.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import hashlib
 import os
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import software_aten_ops
 import software_attention
 import software_vllm_ops
 import torch
@@ -42,14 +44,16 @@ Operation = Any  # torch._ops.OpOverload
 WITHOUT_VALUES = frozenset({
     "empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided",
     "set_", "resize_", "record_stream", "is_pinned", "_pin_memory", "_local_scalar_dense",
-    "get_scheduler_metadata",  # FlashAttention 3: read by its kernel alone
 })  # fmt: skip
 #: NCCL of the software GPU moves and adds the values itself.
 COMMUNICATION = frozenset({"c10d", "_c10d_functional", "profiler", "prim"})
 #: Their operators are Python functions that call other operators.
 WRITTEN_IN_PYTHON = frozenset({"vllm", "torch_attn"})
 #: They replace all of the tensor they write, whatever it holds.
-REPLACING = frozenset({"copy_", "fill_", "zero_", "normal_", "uniform_", "exponential_", "random_"})
+REPLACING = frozenset({
+    "copy_", "fill_", "zero_", "normal_", "uniform_", "exponential_", "random_",
+    "_foreach_copy_", "_foreach_zero_",
+})  # fmt: skip
 
 CUDA_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
 
@@ -75,6 +79,8 @@ def is_composite(operation: Operation) -> bool:
 @functools.cache
 def has_no_values(operation: Operation) -> bool:
     """Views, metadata and communication: CUDA's host code does all of their work."""
+    if operation.name() in FORMULAS:
+        return False
     if operation.namespace in COMMUNICATION or name_of(operation) in WITHOUT_VALUES:
         return True
     results = operation._schema.returns
@@ -171,38 +177,16 @@ def generator_of(args: Arguments, options: Options) -> torch.Generator:
 # ---- values ---------------------------------------------------------------------------------
 
 
-def softmax(*, self: Tensor, dim: int, half_to_float: bool) -> Tensor:
-    return torch.softmax(self.float() if half_to_float else self, dim)
-
-
-def log_softmax(*, self: Tensor, dim: int, half_to_float: bool) -> Tensor:
-    return torch.log_softmax(self.float() if half_to_float else self, dim)
-
-
-def mm(*, self: Tensor, mat2: Tensor, out_dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
-    product = self.to(out_dtype) @ mat2.to(out_dtype)
-    return product if out is None else out.copy_(product)
-
-
-def addmm(
-    *, self: Tensor, mat1: Tensor, mat2: Tensor, out_dtype: torch.dtype, beta: float,
-    alpha: float, out: Tensor | None = None,
-) -> Tensor:  # fmt: skip
-    added = torch.addmm(
-        self.to(out_dtype), mat1.to(out_dtype), mat2.to(out_dtype), beta=beta, alpha=alpha
-    )
-    return added if out is None else out.copy_(added)
+def without_values(**_: Any) -> None:
+    """It starts kernels, and nothing but kernels of CUDA reads their results."""
 
 
 #: Values of operations that have no CPU kernel for all of their arguments. Each takes the
 #: arguments by the names of the operation's schema, and returns what the operation returns.
 FORMULAS: dict[str, Callable[..., Any]] = {
-    "aten::_softmax": softmax,
-    "aten::_log_softmax": log_softmax,
-    "aten::mm.dtype": mm,
-    "aten::mm.dtype_out": mm,
-    "aten::addmm.dtype": addmm,
-    "aten::addmm.dtype_out": addmm,
+    "c10d::barrier": without_values,
+    "_vllm_fa3_C::get_scheduler_metadata": without_values,
+    **software_aten_ops.FORMULAS,
     **software_attention.FORMULAS,
     **software_vllm_ops.FORMULAS,
 }
@@ -246,8 +230,22 @@ def tensors_it_changes(operation: Operation, args: Arguments) -> list[Tensor]:
     return [each for each in leaves(written) if is_cuda(each)]
 
 
+def host_code(operation: Operation, args: Arguments, options: Options) -> Any:
+    """CUDA's own code for an operation. Only here may it start kernels."""
+    expect_launches(1)
+    try:
+        result = operation(*args, **options)
+    finally:
+        expect_launches(0)
+    if isinstance(result, list):  # some of vLLM's operators give None for a tensor
+        return [torch.empty(0, device="cuda") if each is None else each for each in result]
+    return result
+
+
 def compute(operation: Operation, args: Arguments, options: Options, limit: int | None) -> Any:
     """Run CUDA's host code, then the CPU's kernel, and give CUDA's results the CPU's values."""
+    if limit and sum(t.numel() for t in all_of(args, options) if isinstance(t, Tensor)) > limit:
+        return host_code(operation, args, options)
     changed = tensors_it_changes(operation, args)
     # Host code may copy from a result without values (such copies are no kernels).
     before = [on_cpu(each).clone() for each in changed]
@@ -255,24 +253,17 @@ def compute(operation: Operation, args: Arguments, options: Options, limit: int 
     if torch.Tag.nondeterministic_seeded in operation.tags:
         generator = generator_of(args, options)
         drawing = draw_like(generator, generator.get_offset())
-    result = operation(*args, **options)
+    result = host_code(operation, args, options)
     for tensor, values in zip(changed, before, strict=True):
         on_cpu(tensor).copy_(values)
-    if limit and sum(t.numel() for t in all_of(args, options) if isinstance(t, Tensor)) > limit:
-        return result
     with drawing:
-        values = cpu_values(operation, args, options)
-    if operation.name() in FORMULAS and isinstance(result, list):
-        # Stable-ABI operators return no tensor where the schema says Tensor.
-        device = device_of(args, options)
-        result = [torch.empty(0, device=device) if each is None else each for each in result]
-    if operation.name() in FORMULAS and values is None:
-        return result
-    return with_values(operation, result, values)
+        return with_values(operation, result, cpu_values(operation, args, options))
 
 
 def with_values(operation: Operation, result: Any, values: Any) -> Any:
     """``result`` after the copy of ``values`` into it. Values that are no tensors replace it."""
+    if values is None:  # it wrote into its arguments
+        return result
     if not isinstance(result, Tensor | list | tuple):
         return values
     for ours, value in zip(leaves(result), leaves(values), strict=True):
@@ -326,11 +317,11 @@ def copy_to(value: Any, device: torch.device) -> Any:
     return copy
 
 
-class SoftwareValues(TorchDispatchMode):
+class SoftwareValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The rules, in their order. Inside this method the mode is off."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         limit = os.environ.get("SOFTWARE_GPU_VALUES_LIMIT")
         self.limit = int(limit) if limit else None
 
@@ -353,6 +344,12 @@ class SoftwareValues(TorchDispatchMode):
         return compute(operation, args, options, self.limit)
 
 
+#: In a process that computes values the device refuses to start a kernel unless this thread has
+#: said that the kernel's values are computed. So nothing is left out silently: not in a thread
+#: without the mode, and not by code that starts kernels without an operation of PyTorch.
+expect_launches = ctypes.PyDLL("libcuda.so.1").software_gpu_expect_launches
+
+
 # ---- installation ---------------------------------------------------------------------------
 
 
@@ -363,7 +360,7 @@ def install() -> None:
     torch.backends.cuda.enable_flash_sdp(False)
     torch.backends.cuda.enable_mem_efficient_sdp(False)
     torch.backends.cuda.enable_cudnn_sdp(False)
-    SoftwareValues().__enter__()
+    SoftwareValues().__enter__()  # type: ignore[no-untyped-call]
     start = threading.Thread.start
 
     def start_with_values(thread: threading.Thread) -> None:
@@ -376,4 +373,4 @@ def install() -> None:
         thread.run = run_with_values  # type: ignore[method-assign]
         start(thread)
 
-    threading.Thread.start = start_with_values  # type: ignore[method-assign]
+    threading.Thread.start = start_with_values  # type: ignore[assignment, method-assign]
