@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-if os.environ.get("SOFTWARE_GPU_VALUES") != "1" or not torch.cuda.is_available():
+if os.environ.get("SOFTWARE_GPU_VALUES") != "1":
     pytest.skip("needs the software GPU with values", allow_module_level=True)
 
 from torch import Tensor  # noqa: E402

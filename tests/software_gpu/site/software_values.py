@@ -45,8 +45,8 @@ WITHOUT_VALUES = frozenset({
     "empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided",
     "set_", "resize_", "record_stream", "is_pinned", "_pin_memory", "_local_scalar_dense",
 })  # fmt: skip
-#: NCCL of the software GPU moves and adds the values itself.
-COMMUNICATION = frozenset({"c10d", "_c10d_functional", "profiler", "prim"})
+#: NCCL of the software GPU moves and adds values itself; the others have none.
+WITHOUT_KERNELS = frozenset({"c10d", "_c10d_functional", "profiler", "prim"})
 #: Their operators are Python functions that call other operators.
 WRITTEN_IN_PYTHON = frozenset({"vllm", "torch_attn"})
 #: They replace all of the tensor they write, whatever it holds.
@@ -81,7 +81,7 @@ def has_no_values(operation: Operation) -> bool:
     """Views, metadata and communication: CUDA's host code does all of their work."""
     if operation.name() in FORMULAS:
         return False
-    if operation.namespace in COMMUNICATION or name_of(operation) in WITHOUT_VALUES:
+    if operation.namespace in WITHOUT_KERNELS or name_of(operation) in WITHOUT_VALUES:
         return True
     results = operation._schema.returns
     views = [each.alias_info is not None and not each.alias_info.is_write for each in results]
