@@ -37,6 +37,7 @@ struct settings {
     const char *name;
     const char *table; /* path of the table of memory.c */
     bool trace;
+    bool values; /* every operation computes its values: an unexpected kernel is refused */
     size_t copy_limit; /* larger copies and fills are left out; 0: none is */
 };
 
@@ -73,6 +74,13 @@ size_t sw_table_used(int physical);
 unsigned sw_table_processes(int physical, struct process_use *found, unsigned limit);
 /* False for a process that has ended, though its parent has not waited for it. */
 bool sw_is_running(pid_t pid);
+
+/* -- runtime_kernel.c: whether a kernel may start; the runtime's and the driver's error -------- */
+
+int sw_launch(void);
+
+/* Python calls it: kernels of this thread are expected from now on, or no longer. */
+void software_gpu_expect_launches(int on);
 
 /* -- allocations.c: memory that this process has mapped ------------------------------------------ */
 

@@ -64,28 +64,46 @@ cudaError_t __cudaGetKernel(cudaKernel_t *kernel, const void *function)
     return cudaSuccess;
 }
 
+/* Where values are computed, a kernel may start only in a thread that says that the values of its
+ * operation are (software_values.py). Else a result would be wrong, and nothing would say so. */
+static __thread bool expected;
+
+void software_gpu_expect_launches(int on)
+{
+    expected = on;
+}
+
+int sw_launch(void)
+{
+    if (!sw_settings()->values || expected) {
+        return cudaSuccess;
+    }
+    sw_say("REFUSED: a kernel started whose values nothing computes");
+    return cudaErrorLaunchFailure;
+}
+
 cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void **arguments,
                                size_t shared, cudaStream_t stream)
 {
-    return cudaSuccess;
+    return sw_result(sw_launch());
 }
 
 cudaError_t cudaLaunchKernel(const void *kernel, dim3 grid, dim3 block, void **arguments,
                              size_t shared, cudaStream_t stream)
 {
-    return cudaSuccess;
+    return sw_result(sw_launch());
 }
 
 cudaError_t cudaLaunchCooperativeKernel(const void *kernel, dim3 grid, dim3 block,
                                         void **arguments, size_t shared, cudaStream_t stream)
 {
-    return cudaSuccess;
+    return sw_result(sw_launch());
 }
 
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *kernel,
                                 void **arguments)
 {
-    return cudaSuccess;
+    return sw_result(sw_launch());
 }
 
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const void *kernel)

@@ -65,6 +65,9 @@ static bool read_all(void)
     double count, gib, copy_mib;
     const char *trace = getenv("SOFTWARE_GPU_TRACE");
     settings.trace = trace && strcmp(trace, "1") == 0;
+    const char *values = getenv("SOFTWARE_GPU_VALUES");
+    settings.values =
+        values && strcmp(values, "1") == 0 && !getenv("SOFTWARE_GPU_VALUES_LIMIT");
     settings.table = getenv("SOFTWARE_GPU_TABLE");
     settings.name = getenv("SOFTWARE_GPU_NAME");
     if (!settings.name || !*settings.name) {

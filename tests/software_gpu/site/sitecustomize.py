@@ -47,7 +47,8 @@ def install() -> None:
 
     after_import = wrapt.register_post_import_hook
     if os.environ.get("SOFTWARE_GPU_VALUES") == "1":
-        os.environ["TRITON_INTERPRET"] = "1"
+        if "SOFTWARE_GPU_VALUES_LIMIT" not in os.environ:
+            os.environ["TRITON_INTERPRET"] = "1"
         after_import(compute_values, "torch")
         after_import(share_memory_with_kernels, "triton.runtime.interpreter")
         after_import(use_pytorch_top_k, "vllm.v1.sample.ops.topk_topp_sampler")
