@@ -83,11 +83,27 @@ def test_operations_in_place() -> None:
     same_on_both(in_place, normal(5, 6), normal(5, 6, seed=1))
 
 
-def test_an_operation_in_place_reads_its_own_values() -> None:
-    """Not those of a result that CUDA's host code copies over it: cumsum_ and index_add_."""
+def test_sums_in_place() -> None:
     x = normal(4, 4)
     rows = torch.tensor([0, 0, 2])
     same_on_both(lambda x, r: x.cumsum_(0).index_add_(0, r, x[:3] + 1), x, rows)
+    same_on_both(lambda x: x.t().addmm_(x.clone(), x.clone()), x)
+
+
+def test_an_operation_in_place_reads_the_values_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where CUDA's host code has copied a kernel's result, without values, over them."""
+    x = normal(4).cuda()
+    host_code = software_values.host_code
+
+    def spoil(operation: Any, args: Any, options: Any) -> Any:
+        result = host_code(operation, args, options)
+        software_values.on_cpu(args[0]).fill_(9)
+        return result
+
+    monkeypatch.setattr(software_values, "host_code", spoil)
+    x.mul_(2)
+    monkeypatch.undo()
+    assert torch.equal(x.cpu(), normal(4) * 2)
 
 
 def test_results_into_given_tensors() -> None:
