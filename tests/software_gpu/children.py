@@ -45,6 +45,7 @@ class Machine:
             **kept,
             "SOFTWARE_GPU_TABLE": str(self.table),
             "LD_LIBRARY_PATH": str(DRIVER),
+            "VLLM_CUDART_SO_PATH": str(DRIVER / "libcudart.so.13"),
             "PYTHONPATH": str(ROOT),
             **variables,
         }

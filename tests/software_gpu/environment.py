@@ -48,6 +48,8 @@ def variables(case: Case, folder: Path) -> dict[str, str]:
         "LD_LIBRARY_PATH": str(LIBRARIES),
         "PATH": os.pathsep.join([str(HERE / "bin"), os.environ.get("PATH", "")]),
         "TRITON_LIBCUDA_PATH": str(LIBRARIES),
+        # Else vLLM takes the first library with such a name that the process has loaded.
+        "VLLM_CUDART_SO_PATH": str(LIBRARIES / "libcudart.so.13"),
         "TRITON_CACHE_DIR": str(folder / "triton"),
         # It would look for a real driver.
         "SG_SKIP_DOCTOR": "1",

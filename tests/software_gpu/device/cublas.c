@@ -1,4 +1,4 @@
-/* cuBLAS and cuBLASLt: handles and descriptors. Products are generated functions that do nothing. */
+/* cuBLAS and cuBLASLt: handles and descriptors. Products are generated stubs that do nothing. */
 #include "device.h"
 
 #include <stdlib.h>
@@ -84,7 +84,7 @@ const char *cublasGetStatusString(cublasStatus_t status)
                                                    : "an internal operation failed";
 }
 
-/* -- cuBLASLt ---------------------------------------------------------------------------------------------- */
+/* -- cuBLASLt ---------------------------------------------------------------------------------- */
 
 struct cublasLtContext {
     int unused;

@@ -1,7 +1,8 @@
 /* The software GPU: shared declarations of its sources.
  *
- * Host memory stands for the memory of the devices. Kernels and cuBLAS calls do nothing. Allocation,
- * copies, events, inter-process handles, virtual memory, NVML and NCCL do what their interfaces say.
+ * Host memory stands for the memory of the devices. Kernels and cuBLAS calls do nothing.
+ * Allocation, copies, events, inter-process handles, virtual memory, NVML and NCCL do what their
+ * interfaces say.
  * Every call is finished when it returns, so streams never have pending work.
  */
 #ifndef SOFTWARE_GPU_DEVICE_H
@@ -27,7 +28,7 @@ enum { MAX_DEVICES = 16 };
 #define CUDA_RELEASE 13000
 #define DRIVER_RELEASE "580.95.05"
 
-/* -- settings.c: the environment variables --------------------------------------------------- */
+/* -- settings.c: the environment variables ----------------------------------------------------- */
 
 struct settings {
     bool usable; /* false: a variable is missing or wrong; the machine then has no device */
@@ -57,7 +58,7 @@ void sw_uuid_text(int physical, char text[UUID_TEXT]);
 /* One line "[software GPU] pid N: ..." on stderr. */
 void sw_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* -- table.c: memory that all processes have taken ----------------------------------------------- */
+/* -- table.c: memory that all processes have taken --------------------------------------------- */
 
 struct process_use {
     pid_t pid;
@@ -82,14 +83,14 @@ int sw_launch(void);
 /* Python calls it: kernels of this thread are expected from now on, or no longer. */
 void software_gpu_expect_launches(int on);
 
-/* -- allocations.c: memory that this process has mapped ------------------------------------------ */
+/* -- allocations.c: memory that this process has mapped ---------------------------------------- */
 
 enum kind {
-    DEVICE_MEMORY,   /* cudaMalloc */
-    PINNED_MEMORY,   /* cudaHostAlloc */
+    DEVICE_MEMORY,     /* cudaMalloc */
+    PINNED_MEMORY,     /* cudaHostAlloc */
     REGISTERED_MEMORY, /* cudaHostRegister: the caller's own memory */
-    IMPORTED_MEMORY, /* cudaIpcOpenMemHandle */
-    MAPPED_MEMORY,   /* cuMemMap */
+    IMPORTED_MEMORY,   /* cudaIpcOpenMemHandle */
+    MAPPED_MEMORY,     /* cuMemMap */
 };
 
 /* Memory of a device that has no address: a file in memory. The table counts its bytes. */
@@ -97,7 +98,7 @@ struct physical {
     int file;
     size_t size;
     int device;     /* index in the machine */
-    bool counted;   /* false: imported from a process that counts it */
+    bool counted;   /* false: imported, and counted by its exporter */
     int references; /* handles and mappings */
 };
 
@@ -122,7 +123,7 @@ void sw_physical_release(struct physical *memory);
 CUresult sw_allocate(void **address, size_t size, int ordinal);
 CUresult sw_free(void *address);
 
-/* -- context.c: initialisation, the current device, errors ------------------------------------------ */
+/* -- context.c: initialisation, the current device, errors ------------------------------------- */
 
 /* cuInit: fails without a device, and in a child that was forked after its parent's cuInit. */
 CUresult sw_start(void);
@@ -133,7 +134,7 @@ int sw_current(void);
 CUresult sw_set_current(int ordinal);
 int sw_attribute(CUdevice_attribute attribute, int ordinal);
 
-/* -- runtime_memory.c ------------------------------------------------------------------------------ */
+/* -- runtime_memory.c -------------------------------------------------------------------------- */
 
 /* Whether SOFTWARE_GPU_COPY_LIMIT_MIB leaves out a copy of that size. */
 bool sw_left_out(size_t bytes);

@@ -1,4 +1,4 @@
-/* CUDA driver: devices, contexts, modules, launches, memory; virtual memory is in driver_memory.c.
+/* CUDA driver: devices, contexts, functions by name.
  *
  * The headers name some functions by macros of their present version; sources and libraries use
  * several versions, so the functions are written with their versions.
@@ -7,11 +7,10 @@
 
 #include <dlfcn.h>
 #include <stdio.h>
-#include <string.h>
 
 #undef cuGetProcAddress
 
-/* -- devices ------------------------------------------------------------------------------------------ */
+/* -- devices ----------------------------------------------------------------------------------- */
 
 CUresult cuInit(unsigned flags)
 {
@@ -74,7 +73,7 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice
     return CUDA_SUCCESS;
 }
 
-/* -- contexts: the primary one of each device --------------------------------------------------------- */
+/* -- contexts: the primary one of each device -------------------------------------------------- */
 
 struct CUctx_st {
     int ordinal;
@@ -179,222 +178,7 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags)
     return CUDA_SUCCESS;
 }
 
-/* -- memory ------------------------------------------------------------------------------------------- */
-
-CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t size)
-{
-    return sw_allocate((void **)address, size, sw_current());
-}
-
-CUresult cuMemFree_v2(CUdeviceptr address)
-{
-    return sw_free((void *)address);
-}
-
-CUresult cuMemGetInfo_v2(size_t *available, size_t *total)
-{
-    return (CUresult)cudaMemGetInfo(available, total);
-}
-
-CUresult cuMemcpyHtoD_v2(CUdeviceptr target, const void *source, size_t size)
-{
-    sw_copy((void *)target, source, size);
-    return CUDA_SUCCESS;
-}
-
-CUresult cuMemcpyDtoH_v2(void *target, CUdeviceptr source, size_t size)
-{
-    sw_copy(target, (const void *)source, size);
-    return CUDA_SUCCESS;
-}
-
-CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr target, const void *source, size_t size, CUstream stream)
-{
-    return cuMemcpyHtoD_v2(target, source, size);
-}
-
-CUresult cuMemcpyDtoHAsync_v2(void *target, CUdeviceptr source, size_t size, CUstream stream)
-{
-    return cuMemcpyDtoH_v2(target, source, size);
-}
-
-CUresult cuMemsetD8_v2(CUdeviceptr address, unsigned char value, size_t count)
-{
-    return (CUresult)cudaMemset((void *)address, value, count);
-}
-
-CUresult cuMemsetD32Async(CUdeviceptr address, unsigned value, size_t count, CUstream stream)
-{
-    unsigned *entries = (unsigned *)address;
-    if (!sw_left_out(count * sizeof value)) {
-        for (size_t i = 0; i < count; i++) {
-            entries[i] = value;
-        }
-    }
-    return CUDA_SUCCESS;
-}
-
-CUresult cuMemGetAddressRange_v2(CUdeviceptr *start, size_t *size, CUdeviceptr address)
-{
-    struct allocation found;
-    if (!sw_find((void *)address, &found)) {
-        return CUDA_ERROR_INVALID_VALUE;
-    }
-    if (start) {
-        *start = found.start;
-    }
-    if (size) {
-        *size = found.size;
-    }
-    return CUDA_SUCCESS;
-}
-
-CUresult cuPointerGetAttribute(void *value, CUpointer_attribute attribute, CUdeviceptr address)
-{
-    struct allocation found;
-    if (!sw_find((void *)address, &found)) {
-        return CUDA_ERROR_INVALID_VALUE;
-    }
-    bool host = found.kind == PINNED_MEMORY || found.kind == REGISTERED_MEMORY;
-    switch (attribute) {
-    case CU_POINTER_ATTRIBUTE_CONTEXT:
-        return cuDevicePrimaryCtxRetain(value, found.device);
-    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
-        *(unsigned *)value = host ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
-        return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
-        *(CUdeviceptr *)value = address;
-        return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
-        *(int *)value = found.device;
-        return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_IS_MANAGED:
-        *(unsigned *)value = 0;
-        return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
-        *(CUdeviceptr *)value = found.start;
-        return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
-        *(size_t *)value = found.size;
-        return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
-        *(unsigned *)value = found.kind == DEVICE_MEMORY;
-        return CUDA_SUCCESS;
-    default:
-        sw_say("cuPointerGetAttribute: attribute %d is not implemented", (int)attribute);
-        return CUDA_ERROR_NOT_SUPPORTED;
-    }
-}
-
-/* -- modules and launches, as of Triton: loaded into nothing -------------------------------------------- */
-
-static char code;
-
-CUresult cuModuleLoadData(CUmodule *module, const void *image)
-{
-    *module = (CUmodule)&code;
-    return CUDA_SUCCESS;
-}
-
-CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned count,
-                            CUjit_option *options, void **values)
-{
-    return cuModuleLoadData(module, image);
-}
-
-CUresult cuModuleLoad(CUmodule *module, const char *path)
-{
-    return cuModuleLoadData(module, path);
-}
-
-CUresult cuModuleUnload(CUmodule module)
-{
-    return CUDA_SUCCESS;
-}
-
-CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name)
-{
-    *function = (CUfunction)&code;
-    return CUDA_SUCCESS;
-}
-
-CUresult cuFuncGetModule(CUmodule *module, CUfunction function)
-{
-    *module = (CUmodule)&code;
-    return CUDA_SUCCESS;
-}
-
-CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel)
-{
-    *function = (CUfunction)kernel;
-    return CUDA_SUCCESS;
-}
-
-CUresult cuFuncGetAttribute(int *value, CUfunction_attribute attribute, CUfunction function)
-{
-    *value = attribute == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK ? 1024
-             : attribute == CU_FUNC_ATTRIBUTE_NUM_REGS            ? 64
-                                                                  : 0;
-    return CUDA_SUCCESS;
-}
-
-CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int value)
-{
-    return CUDA_SUCCESS;
-}
-
-CUresult cuFuncSetCacheConfig(CUfunction function, CUfunc_cache config)
-{
-    return CUDA_SUCCESS;
-}
-
-CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
-                        unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
-                        CUstream stream, void **arguments, void **extra)
-{
-    return (CUresult)sw_launch();
-}
-
-CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **arguments,
-                          void **extra)
-{
-    return (CUresult)sw_launch();
-}
-
-CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned grid_x, unsigned grid_y,
-                                   unsigned grid_z, unsigned block_x, unsigned block_y,
-                                   unsigned block_z, unsigned shared, CUstream stream,
-                                   void **arguments)
-{
-    return (CUresult)sw_launch();
-}
-
-CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction function,
-                                                     int block_size, size_t shared)
-{
-    *blocks = 2;
-    return CUDA_SUCCESS;
-}
-
-CUresult cuOccupancyMaxActiveClusters(int *clusters, CUfunction function,
-                                      const CUlaunchConfig *config)
-{
-    *clusters = 2;
-    return CUDA_SUCCESS;
-}
-
-/* A descriptor for the hardware's copies of tiles; only kernels read it. */
-CUresult cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank,
-                                void *address, const cuuint64_t *sizes, const cuuint64_t *strides,
-                                const cuuint32_t *box, const cuuint32_t *element_strides,
-                                CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
-                                CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill)
-{
-    memset(map, 0, sizeof *map);
-    return CUDA_SUCCESS;
-}
-
-/* -- functions by name ---------------------------------------------------------------------------------- */
+/* -- functions by name ------------------------------------------------------------------------- */
 
 static CUresult unsupported(void)
 {

@@ -22,7 +22,7 @@ static bool is_message(const struct member *member)
     return member->call.function == SEND || member->call.function == RECEIVE;
 }
 
-/* -- messages -------------------------------------------------------------------------------------------------- */
+/* -- messages ---------------------------------------------------------------------------------- */
 
 /* Post a message where the mailbox is empty; then see whether it was taken. */
 static ncclResult_t try_send(struct member *member)
@@ -114,7 +114,7 @@ static ncclResult_t run_messages(struct member *members, size_t count)
     }
 }
 
-/* -- groups ------------------------------------------------------------------------------------------------------ */
+/* -- groups ------------------------------------------------------------------------------------ */
 
 static ncclResult_t run(struct member *members, size_t count)
 {
@@ -171,7 +171,7 @@ ncclResult_t ncclGroupEnd(void)
     return run(group, count);
 }
 
-/* -- the calls --------------------------------------------------------------------------------------------------- */
+/* -- the calls --------------------------------------------------------------------------------- */
 
 ncclResult_t ncclAllReduce(const void *send, void *receive, size_t count, ncclDataType_t type,
                            ncclRedOp_t reduction, ncclComm_t comm, cudaStream_t stream)

@@ -53,7 +53,7 @@ ncclResult_t sw_read(ncclComm_t comm, int rank, const void *source, void *target
     return ncclSuccess;
 }
 
-/* -- reductions ---------------------------------------------------------------------------------------------- */
+/* -- reductions -------------------------------------------------------------------------------- */
 
 static float from_bfloat16(uint16_t bits)
 {
@@ -184,7 +184,7 @@ ncclResult_t sw_reduce(void *inputs, int ranks, size_t count, ncclDataType_t typ
     }
 }
 
-/* -- collectives --------------------------------------------------------------------------------------------- */
+/* -- collectives ------------------------------------------------------------------------------- */
 
 /* The bytes of each rank's input that this rank reads, one rank after the other. */
 struct part {

@@ -146,7 +146,7 @@ ncclResult_t sw_agree(ncclComm_t comm, const struct call *call)
                         comm->name);
 }
 
-/* -- communicators --------------------------------------------------------------------------------------- */
+/* -- communicators ----------------------------------------------------------------------------- */
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
 {

@@ -9,7 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* -- device memory ------------------------------------------------------------------------------ */
+/* -- device memory ----------------------------------------------------------------------------- */
 
 cudaError_t cudaMalloc(void **address, size_t size)
 {
@@ -21,7 +21,7 @@ cudaError_t cudaFree(void *address)
     return sw_result((int)sw_free(address));
 }
 
-/* -- pinned memory ------------------------------------------------------------------------------ */
+/* -- pinned memory ----------------------------------------------------------------------------- */
 
 cudaError_t cudaHostAlloc(void **address, size_t size, unsigned flags)
 {
@@ -108,7 +108,7 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, c
     return cudaSuccess;
 }
 
-/* -- copies and fills ------------------------------------------------------------------------------ */
+/* -- copies and fills -------------------------------------------------------------------------- */
 
 bool sw_left_out(size_t bytes)
 {
@@ -185,7 +185,7 @@ cudaError_t cudaMemcpyToSymbol(const void *symbol, const void *source, size_t si
     return cudaSuccess;
 }
 
-/* -- CUDA IPC ----------------------------------------------------------------------------------------- */
+/* -- CUDA IPC ---------------------------------------------------------------------------------- */
 
 /* In a cudaIpcMemHandle_t: where the exporting process holds the memory file. */
 struct handle {

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-/* -- streams --------------------------------------------------------------------------------------- */
+/* -- streams ----------------------------------------------------------------------------------- */
 
 struct CUstream_st {
     int priority;
@@ -83,7 +83,7 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void 
     return cudaSuccess;
 }
 
-/* -- events ------------------------------------------------------------------------------------------ */
+/* -- events ------------------------------------------------------------------------------------ */
 
 struct CUevent_st {
     bool timed;
@@ -148,7 +148,7 @@ cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEve
     return cudaSuccess;
 }
 
-/* -- graphs --------------------------------------------------------------------------------------------
+/* -- graphs ---------------------------------------------------------------------------------------
  * A captured graph is empty, as kernels are; its launch does nothing. */
 
 struct CUgraph_st {

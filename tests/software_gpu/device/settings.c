@@ -113,7 +113,7 @@ const struct settings *sw_settings(void)
     return &settings;
 }
 
-/* -- CUDA_VISIBLE_DEVICES --------------------------------------------------------------------- */
+/* -- CUDA_VISIBLE_DEVICES ---------------------------------------------------------------------- */
 
 static int visible[MAX_DEVICES];
 static int visible_count;
@@ -194,7 +194,7 @@ void sw_uuid_text(int physical, char text[UUID_TEXT])
     }
 }
 
-/* -- functions without an implementation -------------------------------------------------------- */
+/* -- functions without an implementation ------------------------------------------------------- */
 
 int sw_nothing(const char *function, bool *reported)
 {
