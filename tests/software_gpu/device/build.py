@@ -154,7 +154,9 @@ def version_script(needed: dict[str, str]) -> str:
         f"{version} {{ global: {'; '.join(sorted(names))}; }};\n"
         for version, names in sorted(versions.items())
     )
-    return text + "SOFTWARE_GPU { global: cu*; __cuda*; nccl*; nvml*; software_gpu_*; local: *; };\n"
+    return (
+        text + "SOFTWARE_GPU { global: cu*; __cuda*; nccl*; nvml*; software_gpu_*; local: *; };\n"
+    )
 
 
 def compile_source(source: Path, target: Path, includes: list[Path]) -> None:

@@ -121,20 +121,20 @@ def forward(
 
 
 def backward(
-    grad: Tensor, query: Tensor, output: Tensor, log_sums: Tensor,
+    grad: Tensor, query: Tensor, log_sums: Tensor,
     sequences: Iterator[Span], mask: Mask, scale: float, like: tuple[Tensor, Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of query, key and value, from the forward pass's output and log sums."""
+    """Gradients of query, key and value, from the forward pass's log sums."""
     heads = query.shape[1]
     grads = [torch.zeros(each.shape, device="cpu") for each in (query, *like)]
     for span in sequences:
         rows = span.queries
-        q, g, o = query[rows].float(), grad[rows].float(), output[rows].float()
+        q, g = query[rows].float(), grad[rows].float()
         key, value = spread(span.key, heads), spread(span.value, heads)
         weights = probabilities(scores(q, key, mask, scale), log_sums[:, rows].float())
         d_weights = torch.einsum("qhd,khd->hqk", g, value)
-        # The gradient through softmax: p (dp - sum of p dp), and that sum is grad * output.
-        d_scores = weights * (d_weights - (g * o).sum(-1).t()[..., None]) * scale
+        # The gradient through softmax: p (dp - sum of p dp).
+        d_scores = weights * (d_weights - (weights * d_weights).sum(-1, keepdim=True)) * scale
         d_key = torch.einsum("hqk,qhd->khd", d_scores, q)
         d_value = torch.einsum("hqk,qhd->khd", weights, g)
         grads[0][rows] = torch.einsum("hqk,khd->qhd", d_scores, key)
@@ -155,7 +155,7 @@ def window(left: int | None, right: int | None, causal: bool) -> Mask:
 
 
 #: They choose how a kernel works, not what it computes.
-SIZES = frozenset({"max_q", "max_k", "num_splits", "rng_state", "unused"})
+SIZES = frozenset({"max_q", "max_k", "num_splits", "rng_state", "unused", "out"})
 
 
 def aten_forward(
@@ -177,7 +177,7 @@ def aten_forward(
 
 
 def aten_backward(
-    *, grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor,
+    *, grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor,
     logsumexp: Tensor, cum_seq_q: Tensor, cum_seq_k: Tensor, is_causal: bool,
     scale: float | None, window_size_left: int | None, window_size_right: int | None,
     **others: Any,
@@ -186,9 +186,7 @@ def aten_backward(
     refuse(others, SIZES)
     spans = packed(cum_seq_q, cum_seq_k, key, value)
     mask = window(window_size_left, window_size_right, is_causal)
-    return backward(
-        grad_out, query, out, logsumexp, spans, mask, scale_of(scale, query), (key, value)
-    )
+    return backward(grad_out, query, logsumexp, spans, mask, scale_of(scale, query), (key, value))
 
 
 #: As SIZES. Descales are for float8 caches, which are refused.
