@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -80,13 +81,20 @@ def _run(case: Case, out: Path) -> bool:
     """Returns whether it failed. The case's own process prints its line."""
     seen = environment.variables(case, out)
     command = [str(environment.PYTHON), "-m", "tests.software_gpu.one_case", case.name, str(out)]
+    process = subprocess.Popen(command, cwd=environment.ROOT, env=seen)
     try:
-        return subprocess.run(command, cwd=environment.ROOT, env=seen).returncode != 0
+        return process.wait() != 0
+    except BaseException:
+        process.terminate()
+        process.wait()
+        raise
     finally:
-        Path(seen["SOFTWARE_GPU_TABLE"]).unlink(missing_ok=True)
+        for file in Path("/dev/shm").glob(Path(seen["SOFTWARE_GPU_TABLE"]).name + "*"):
+            file.unlink()
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         sys.exit(main())
     except KeyboardInterrupt:
