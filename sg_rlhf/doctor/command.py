@@ -94,5 +94,5 @@ def _look(arguments: argparse.Namespace) -> tuple[Facts, Needs, list[Check]]:
     facts = described or gather(run.run_dir)
     cached = not described and recipe.cached_model(run.model, run.revision) is not None
     needs, plan = recipe.judge(run, facts, cached=cached)
-    inputs = [] if described else recipe.inputs(run)
+    inputs = [] if described else recipe.inputs(run, cached=cached)
     return facts, needs, [*check(facts, needs), *plan, *inputs]

@@ -140,8 +140,11 @@ def _memory(plan: MemoryPlan, facts: Facts, needs: Needs) -> Check:
     return Check("memory plan", status, found, needed, "; ".join(mine))
 
 
-def inputs(recipe: Recipe) -> list[Check]:
+def inputs(recipe: Recipe, *, cached: bool = False) -> list[Check]:
     """The settings, files, servers and model of the recipe, as a run on this machine checks them.
+
+    Args:
+        cached: the machine has the model in its cache.
 
     Raises:
         ConfigError: a file that is here would stop the run.
@@ -153,7 +156,7 @@ def inputs(recipe: Recipe) -> list[Check]:
         domain_settings.check(recipe.config.sg.domains)
     except ConfigError as error:
         found.append(Check("server", WARNING, "no answer", remedy=str(error)))
-    hub = model(recipe.model, recipe.revision)
+    hub = model(recipe.model, recipe.revision, cached=cached)
     return [*found, hub] if hub else found
 
 
@@ -175,11 +178,11 @@ def cached_model(name: str, revision: str | None = None) -> Path | None:
     return Path(config).parent
 
 
-def model(name: str, revision: str | None = None) -> Check | None:
+def model(name: str, revision: str | None = None, *, cached: bool = False) -> Check | None:
     """A model by its id: in the hub's cache, or available from the hub; None for a folder."""
     if Path(name).is_dir() or not model_folder.is_hub_id(name):
         return None
-    if cached_model(name, revision):
+    if cached:
         return Check("model", OK, "in the hub's cache", name)
     try:
         from huggingface_hub import constants, errors, get_hf_file_metadata, hf_hub_url
