@@ -100,8 +100,7 @@ def print_job(
     config: Config, run_dir: Path, arguments: argparse.Namespace, options: Options
 ) -> None:
     """Print the run as a job file (``--dry-run --print KIND``), and nothing else."""
-    from sg_rlhf.launch.job import job_of
-    from sg_rlhf.launch.render import render
+    from sg_rlhf.launch.job import job_of, render
 
     job = job_of(
         config,

@@ -1,7 +1,8 @@
-"""A recipe's run as a scheduler needs it: machines, memory, disk, and the command."""
+"""A recipe's run as a scheduler needs it: machines, memory, disk, the command, and the job file."""
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -10,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import sg_rlhf
 from sg_rlhf.common.redaction import redact_argv
@@ -37,6 +40,15 @@ PACKAGES_GB = 50
 SHARED_MEMORY = 0.35
 #: KubeRay adds suffixes to the job's name and refuses a longer one.
 LONGEST_NAME = 47
+
+#: Kind -> its template.
+TEMPLATES = {
+    "sbatch": "job.sbatch",
+    "kuberay": "rayjob.yaml",
+    "skypilot": "skypilot.yaml",
+    "dstack": "dstack.yaml",
+    "hfjobs": "hfjobs.sh",
+}
 
 #: GPU types to request from a cloud, by memory in GB.
 CLOUD_GPUS = {
@@ -257,3 +269,18 @@ def _version_of(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return ""
+
+
+def render(job: Job) -> str:
+    """The job file of ``job.options.kind``."""
+    environment = Environment(
+        loader=PackageLoader("sg_rlhf.launch"),
+        undefined=StrictUndefined,
+        autoescape=False,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["shell"] = shlex.quote
+    environment.filters["quoted"] = json.dumps  # a JSON string is one of YAML too
+    return environment.get_template(TEMPLATES[job.options.kind]).render(job=job)
