@@ -307,7 +307,7 @@ def submit(arguments: Any) -> int:
             raise SubmitError(f"{arguments.address}: {single_line(error)}") from None
     at, ray = f"--address {arguments.address}", script("ray")
     print(f"job {job}; to stop it after a checkpoint: {ray} job stop {at} {job}", flush=True)
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return stream_logs(client, job)
     except KeyboardInterrupt:
@@ -317,10 +317,6 @@ def submit(arguments: Any) -> int:
             file=sys.stderr,
         )
         return 130
-
-
-def _interrupt(_signum: int, _frame: Any) -> None:
-    raise KeyboardInterrupt
 
 
 def _client(address: str) -> Any:

@@ -1,4 +1,4 @@
-"""The pictures of a study: every variant of a regime, and every variant beside the baseline."""
+"""The picture of a study: every variant beside the baseline."""
 
 from __future__ import annotations
 
@@ -14,44 +14,6 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from sg_rlhf.common import figures
 from sg_rlhf.studies.plan import Study
 from sg_rlhf.studies.results import geometric_mean, interval
-
-
-def plot(study: Study, rows: list[dict[str, Any]], path: Path) -> None:
-    """A panel per regime: held-out accuracy, and the largest gradient norm over the median one.
-
-    A dot is a seed, a ring their mean, with its interval where there are seeds enough.
-    """
-    regimes = [name for name in study.file.regimes if any(r["regime"] == name for r in rows)]
-    sizes = [sum(row["regime"] == name for row in rows) for name in regimes]
-    height = 0.6 + 0.28 * sum(sizes) + 0.7 * len(regimes)
-    figure = Figure(figsize=(9, height), layout="constrained")
-    panels = figure.subplots(len(regimes), 2, squeeze=False, height_ratios=sizes)
-    for (left, right), regime in zip(panels, regimes, strict=True):
-        of_regime = [row for row in rows if row["regime"] == regime][::-1]
-        names = [f"{row['variant']} ({len(row['seeds'])})" for row in of_regime]
-        for axes, key, title in (
-            (left, "held_out_after", "held-out accuracy"),
-            (right, "grad_norm_peak", "largest gradient norm / median"),
-        ):
-            for position, row in enumerate(of_regime):
-                if key not in row:
-                    continue
-                is_baseline = row["variant"] == study.file.baseline
-                color = "#d1601f" if is_baseline else "#1f5fa8"
-                values = row[key]["values"]
-                axes.plot(values, [position] * len(values), ".", color=color, alpha=0.55)
-                mean = _mean_and_interval(axes, position, values, color, logarithmic=axes is right)
-                if is_baseline:
-                    axes.axvline(mean, color=color, lw=0.8, ls="--")
-            if axes is right:
-                _logarithmic(axes)
-                # No peak is below 1; an interval of a few seeds would take all the room there is.
-                peaks = [peak for row in of_regime for peak in row[key]["values"]]
-                axes.set_xlim(1, 2 * max(peaks))
-            axes.set_yticks(range(len(names)), names if axes is left else [])
-            axes.set_ylim(-0.6, len(names) - 0.4)
-            _frame(axes, f"{regime}: {title}")
-    figures.save(figure, path, dpi=130)
 
 
 def plot_differences(study: Study, rows: list[dict[str, Any]], path: Path) -> None:
