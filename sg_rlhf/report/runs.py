@@ -30,9 +30,6 @@ NOT_COMPARED = (
 SEED = "train.seed"
 #: The resolved recipe, which training writes before its first rollout.
 CONFIG = "config.yaml"
-#: Keys whose values nobody should find in a page that is passed on.
-SECRETS = ("logger.wandb.key",)
-
 #: Of a sample, a number for each of its tokens; samples of earlier versions have none.
 TOKEN_NUMBERS = ("engine_log_probs", "update_log_probs", "entropies")
 
@@ -326,9 +323,7 @@ def _versions(run: Run) -> dict[str, Any]:
 
 
 def _shown(key: str, value: Any) -> str:
-    if key in SECRETS and value:
-        return "(set)"
-    return "not set" if value is None else one_line(str(value))
+    return "not set" if value is None else one_line(str(redact(key, value)))
 
 
 def all_settings(run: Run) -> list[tuple[str, str]]:
