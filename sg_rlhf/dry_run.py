@@ -9,7 +9,8 @@ import shlex
 from pathlib import Path
 
 from sg_rlhf.common.redaction import redact_argv
-from sg_rlhf.config import Config, ConfigError, builtin_recipes, input_checks
+from sg_rlhf.config import Config, ConfigError, builtin_recipes
+from sg_rlhf.config.checks import input_files
 from sg_rlhf.config.prompt_count import count_prompts
 from sg_rlhf.config.run_paths import with_absolute_paths
 from sg_rlhf.config.upstream_flags import UpstreamMissing
@@ -75,7 +76,7 @@ def dry_run(
             print("# not checked: OpenRLHF is not installed here, and has more rules for settings")
     # Before anything is printed: these may find a value that cannot be.
     plan = plan_lines(config, run_dir)
-    missing, file_remarks = input_checks.look(config)
+    missing, file_remarks = input_files.look(config)
     print(f"# resolved recipe, from {' <- '.join(reversed(config.sources))}")
     print(config.to_yaml())
     print(f"# {loss_description}".replace("\n", "\n# "))

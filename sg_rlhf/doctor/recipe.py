@@ -9,17 +9,9 @@ from pathlib import Path
 
 import httpx
 
-from sg_rlhf.config import (
-    Config,
-    ConfigError,
-    domain_settings,
-    input_checks,
-    load_config,
-    local_path,
-    run_paths,
-    topology,
-)  # fmt: skip
-from sg_rlhf.config.checks import problems
+from sg_rlhf.config import Config, ConfigError, domain_settings, load_config, local_path, run_paths
+from sg_rlhf.config.checks import input_files, problems
+from sg_rlhf.config.derived import topology
 from sg_rlhf.data_io import model_folder
 from sg_rlhf.doctor.check import FAILED, OK, SKIPPED, WARNING, Check
 from sg_rlhf.doctor.checks import CPU_HOST_GIB, SLACK, Needs, settings_for, used
@@ -150,7 +142,7 @@ def inputs(recipe: Recipe, *, cached: bool = False) -> list[Check]:
         ConfigError: a file that is here would stop the run.
     """
     found = [Check("recipe", FAILED, line) for line in problems(recipe.config)]
-    missing, _ = input_checks.look(recipe.config)
+    missing, _ = input_files.look(recipe.config)
     found += [Check("file", WARNING, "missing", remedy=line) for line in missing]
     try:
         domain_settings.check(recipe.config.sg.domains)

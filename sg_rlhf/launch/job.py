@@ -16,7 +16,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import sg_rlhf
 from sg_rlhf.common.redaction import redact_argv
-from sg_rlhf.config import Config, ConfigError, builtin_recipes, topology
+from sg_rlhf.config import Config, ConfigError, builtin_recipes
+from sg_rlhf.config.derived import topology
 from sg_rlhf.config.run_paths import local_data
 from sg_rlhf.launch import data_commands
 from sg_rlhf.launch.options import LaunchError, Options

@@ -24,14 +24,8 @@ from typing import Any
 from sg_rlhf.common.argument_types import OneLineParser
 from sg_rlhf.common.environment import script
 from sg_rlhf.common.text import single_line
-from sg_rlhf.config import (
-    Config,
-    ConfigError,
-    builtin_recipes,
-    input_checks,
-    load_config,
-    run_paths,
-)  # fmt: skip
+from sg_rlhf.config import Config, ConfigError, builtin_recipes, load_config, run_paths
+from sg_rlhf.config.checks import input_files
 
 #: Never uploaded, as well as what .gitignore and .rayignore name; Ray's own default.
 EXCLUDED = [".git", ".venv", "venv", "__pycache__"]
@@ -94,7 +88,7 @@ def pack(folder: Path, into: Path) -> Package:
 
 def input_paths(config: Config) -> dict[str, str]:
     """Key -> the files it names, without modules and addresses."""
-    found = {key: str(config.value(key) or "") for key in input_checks.READ_FROM}
+    found = {key: str(config.value(key) or "") for key in input_files.READ_FROM}
     found |= {f"sg.eval_sets, {one.name}": one.dataset for one in config.sg.eval_sets}
     return {k: v for k, v in found.items() if v and not v.startswith(("module:", "http"))}
 

@@ -6,9 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from sg_rlhf.config import Config, ConfigError, local_path, topology
+from sg_rlhf.config import Config, ConfigError, local_path
 from sg_rlhf.config.checks.layout import check_counts
-from sg_rlhf.config.log_probs import FUSED_FAMILIES, fused_log_probs_supported, old_log_prob_rule
+from sg_rlhf.config.derived import topology
+from sg_rlhf.config.derived.log_probs import (
+    FUSED_FAMILIES,
+    fused_log_probs_supported,
+    old_log_prob_rule,
+)
 from sg_rlhf.plan.shapes import ModelShape, shape_of
 
 #: full: logits of every token in float32, as upstream has them. fused: log-probs from the hidden

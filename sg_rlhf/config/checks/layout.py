@@ -12,8 +12,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from sg_rlhf.config import topology
-from sg_rlhf.config.async_config import async_config
+from sg_rlhf.config.derived import topology
+from sg_rlhf.config.derived.async_config import async_config
 from sg_rlhf.config.upstream_flags import POLICY_LOSS_TYPES
 
 Value = Callable[[str], Any]
