@@ -11,7 +11,6 @@ from pathlib import Path
 from sg_rlhf.common.redaction import redact_argv
 from sg_rlhf.config import Config, ConfigError, builtin_recipes
 from sg_rlhf.config.checks import input_files
-from sg_rlhf.config.prompt_count import count_prompts
 from sg_rlhf.config.run_paths import with_absolute_paths
 from sg_rlhf.config.upstream_flags import UpstreamMissing
 from sg_rlhf.launch.options import Options
@@ -26,7 +25,7 @@ from sg_rlhf.plan.of_recipe import Plan, plan_of
 
 def plan_run(config: Config, run_dir: Path) -> Plan | None:
     """Memory and time that the run will take; None if the model's shape is not known."""
-    prompts, rollouts = count_prompts(config), None
+    prompts, rollouts = input_files.count_prompts(config), None
     if prompts is not None:
         per_epoch = prompts // max(1, config.value("rollout.batch_size"))
         rollouts = per_epoch * config.value("train.num_episodes")

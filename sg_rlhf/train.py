@@ -70,9 +70,9 @@ REFUSALS = (
 
 class _Parser(OneLineParser):
     def format_help(self) -> str:
-        from sg_rlhf.config import algorithm_listing
+        from sg_rlhf.config.recipe_listing import algorithm_listing
 
-        return f"{super().format_help()}\n{algorithm_listing.listing()}"
+        return f"{super().format_help()}\n{algorithm_listing()}"
 
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
