@@ -52,19 +52,19 @@ def moments(run: RunShape, hardware: Hardware) -> list[Moment]:
         "fp32 master and Adam's moments": gpu.optimizer(run),
         "gradient shard": gpu.gradients(run),
     }
-    bucket = {"gradient buckets": gpu.bucket(run)}
+    bucket = {"gradient buckets": gpu.BUCKET}
     asleep = run.trainer_sleeps and not run.adam_offload
     resident = weights if asleep else weights | states | bucket
     contexts = {CONTEXTS: gpu.contexts(run)}
     engine_off, engine_weights, engine_on = _engine(run, hardware)
     training = contexts | weights | states | engine_off
     gathered = {"layers gathered by ZeRO-3": gpu.gathered(run)}
-    reduction = {"gradient buckets": gpu.bucket(run) + gpu.reduction(run)}
+    reduction = {"gradient buckets": gpu.BUCKET + gpu.reduction(run)}
     kept = gpu.checkpoints(run)
     return [
         Moment(
             "load",
-            training | {"gradient buckets": gpu.bucket(run) + gpu.building(run)},
+            training | {"gradient buckets": gpu.BUCKET + gpu.building(run)},
         ),
         Moment("sample", contexts | resident | engine_on),
         Moment(
@@ -79,7 +79,7 @@ def moments(run: RunShape, hardware: Hardware) -> list[Moment]:
             "update",
             training
             | gathered
-            | {"gradient buckets": gpu.bucket(run) + gpu.largest_gradient(run)}
+            | {"gradient buckets": gpu.BUCKET + gpu.largest_gradient(run)}
             | {"activations": kept, "logits": gpu.logits_of_update(run)},
         ),
         Moment(
@@ -97,7 +97,7 @@ def moments(run: RunShape, hardware: Hardware) -> list[Moment]:
             # ZeRO-1 and 2 have dropped the bucket by then.
             training
             | {
-                "gradient buckets": (gpu.bucket(run) if run.zero_stage == 3 else 0.0)
+                "gradient buckets": (gpu.BUCKET if run.zero_stage == 3 else 0.0)
                 + gpu.optimizer_step(run)
             },
         ),
