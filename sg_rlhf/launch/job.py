@@ -9,12 +9,12 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import sg_rlhf
+from sg_rlhf.common.environment import versions
 from sg_rlhf.common.redaction import redact_argv
 from sg_rlhf.config import Config, ConfigError, builtin_recipes
 from sg_rlhf.config.derived import topology
@@ -187,7 +187,7 @@ def job_of(
         shared_memory_gib=max(1, math.ceil(SHARED_MEMORY * memory)),
         disk_gb=disk,
         estimate=estimate,
-        ray_version=_version_of("ray"),
+        ray_version=versions(["ray"]).get("ray", ""),
         image=options.image or _image(options.kind, "cpu" if on_cpu else "cuda"),
         options=options,
     )
@@ -263,13 +263,6 @@ def _image(kind: str, flavour: str) -> str:
     """The default image: Kubernetes and Hugging Face need one, that of our Dockerfiles."""
     needed = kind in ("kuberay", "hfjobs")
     return f"sg-rlhf:{sg_rlhf.__version__}-{flavour}" if needed else ""
-
-
-def _version_of(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def render(job: Job) -> str:

@@ -9,14 +9,11 @@ steps. Every function takes ``value``: dotted key -> its value.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 from sg_rlhf.config.derived import topology
 from sg_rlhf.config.derived.async_config import async_config
+from sg_rlhf.config.derived.topology import Value
 from sg_rlhf.config.upstream_flags import POLICY_LOSS_TYPES
-
-Value = Callable[[str], Any]
 
 #: Counts that must be set and at least 1.
 COUNTS = (
