@@ -81,7 +81,6 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
         prog="python -m sg_rlhf.train",
         description=__doc__,
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     builtin_recipes.add_arguments(parser, required=True)
     parser.add_argument(

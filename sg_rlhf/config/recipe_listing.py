@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import itertools
 from collections.abc import Sequence
 
@@ -119,7 +118,6 @@ def main(argv: list[str] | None = None) -> int:
     OneLineParser(
         prog="python -m sg_rlhf.config.recipe_listing",
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     ).parse_args(argv)
     print(table(), end="")
     return 0

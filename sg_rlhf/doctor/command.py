@@ -45,7 +45,6 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         prog="python -m sg_rlhf.doctor",
         description=__doc__,
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     builtin_recipes.add_arguments(parser)
     parser.add_argument(

@@ -52,7 +52,6 @@ def new_parser(prog: str, description: str | None, examples: str) -> OneLinePars
         prog=f"python -m {prog}",
         description=description,
         epilog=examples,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     add_machine(parser)

@@ -49,7 +49,6 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
         prog="python -m sg_rlhf.studies",
         description=__doc__,
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--study", required=True, type=Path, metavar="FILE", help="the study")
     parser.add_argument("--out", type=Path, metavar="DIR", help="results [experiments/<study>]")
