@@ -18,7 +18,6 @@ from sg_rlhf.report import (
     timing_figures,
     token_figures,
 )
-from sg_rlhf.report.figures import Missing
 from sg_rlhf.report.runs import Group
 
 
@@ -193,6 +192,3 @@ def write_all(groups: list[Group], folder: Path, formats: tuple[str, ...]) -> li
             if figures.write(entry.draw, groups, path):
                 written.append(path)
     return written
-
-
-__all__ = ["FIGURES", "Entry", "Missing", "draw", "write_all"]
