@@ -19,12 +19,9 @@ from sg_rlhf.doctor.facts import Facts
 from sg_rlhf.machine.hardware import of_machine
 from sg_rlhf.machine.names import SIZES, size_of
 from sg_rlhf.plan.memory import MemoryPlan, memory_plan
+from sg_rlhf.plan.phases import DOWNLOAD, PROCESSES
 from sg_rlhf.plan.run_shape import run_shape
 
-#: Line of the plan that goes to the hub's cache and not to the run directory.
-DOWNLOAD = "the model's download"
-#: Line of the plan with the memory of every process without a model.
-PROCESSES = "Python processes"
 #: Limit for an answer of the hub.
 HUB_SECONDS = 5.0
 

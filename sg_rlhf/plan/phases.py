@@ -17,6 +17,10 @@ from sg_rlhf.plan.run_shape import RunShape
 
 #: Lines that other processes than the policy's hold.
 CONTEXTS, ENGINE = "CUDA contexts, NCCL", "vLLM"
+#: The memory of every process without a model.
+PROCESSES = "Python processes"
+#: On disk in the hub's cache, and not in the run directory.
+DOWNLOAD = "the model's download"
 
 
 class Moment(NamedTuple):
@@ -148,7 +152,7 @@ def cache_of(run: RunShape, hardware: Hardware) -> Cache:
 def host_lines(run: RunShape) -> dict[str, float]:
     """What a node holds, bytes by line."""
     lines = {
-        "Python processes": host.processes(run),
+        PROCESSES: host.processes(run),
         "vLLM's sleep backup": host.sleep_backup(run),
         "optimizer states (offloaded)": host.optimizer_states(run),
         "reference or average (offloaded)": host.offloaded_weights(run),
@@ -182,7 +186,7 @@ def disk_lines(run: RunShape) -> dict[str, float]:
         f"{kept} DeepSpeed folders": kept * host.deepspeed_folder(run) * run.save_optimizer,
         f"{kept} Hugging Face folders": kept * host.hugging_face_folder(run) * run.save_hf,
         "the trained model": host.hugging_face_folder(run),
-        "the model's download": 0.0 if run.local_model else host.model_file(run),
+        DOWNLOAD: 0.0 if run.local_model else host.model_file(run),
         "logs, samples, pictures": host.LOGS,
     }
     return {name: size for name, size in lines.items() if size}

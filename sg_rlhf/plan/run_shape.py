@@ -167,21 +167,20 @@ def run_shape(config: Config) -> RunShape | None:
     max_len = value("data.max_len")
     shards = value("ds.ring_attn_size") * value("ds.tensor_parallel_size")
     cpu = hardware == "cpu" or value("vllm.sync_backend") == "gloo"
-    ranks = value("actor.num_nodes") * value("actor.num_gpus_per_node")
     names = {name for group in topology.groups(value) for name in group.who.split(", ")}
     return RunShape(
         **{f.name: value(f.metadata["key"]) for f in fields(RunShape) if f.metadata},
         model=model,
         hardware=hardware,
         cpu=cpu,
-        gpus_apart=topology.gpus(value) - ranks,
+        gpus_apart=topology.gpus(value) - topology.gpus_of(value, "actor"),
         not_planned=tuple(name for name in ("critic", "reward") if name in names),
         engines=value("vllm.num_engines") or 0,
         colocated=topology.engines_share(value),
         samples_ahead=bool(value("train.async_enable")) and config.sg.max_staleness > 0,
         sync_bucket=_sync_bucket(config),
         shards=shards,
-        reference=value("algo.kl.init_coef") > 0,
+        reference=topology.has_reference(value),
         reference_beside=bool(value("train.colocate_all") or value("train.colocate_actor_ref")),
         old_share=old_log_prob_rule(value).share,
         grad_bytes=4 if "fp32" in (value("ds.grad_accum_dtype"), value("ds.param_dtype")) else 2,

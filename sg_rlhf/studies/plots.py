@@ -15,6 +15,9 @@ from sg_rlhf.common import figures
 from sg_rlhf.studies.plan import Study
 from sg_rlhf.studies.results import geometric_mean, interval
 
+#: Colour of a mean and its interval.
+RING = "#222222"
+
 
 def plot_differences(study: Study, rows: list[dict[str, Any]], path: Path) -> None:
     """Each variant beside the baseline, paired: held-out accuracy, and the peak of the norm.
@@ -40,7 +43,7 @@ def plot_differences(study: Study, rows: list[dict[str, Any]], path: Path) -> No
             sample = of_variant[0][key]["values"]
             if len(of_variant) > 1:
                 sample = [row[key]["mean"] for row in of_variant]
-            _mean_and_interval(axes, position, sample, "#222222", logarithmic=axes is right)
+            _mean_and_interval(axes, position, sample, logarithmic=axes is right)
         axes.axvline(1.0 if axes is right else 0.0, color="#888888", lw=0.8, ls="--")
         _frame(axes, f"{title}, beside {study.file.baseline}")
     left.set_yticks(range(len(variants)), variants)
@@ -72,15 +75,14 @@ def _logarithmic(axes: Any) -> None:
 
 
 def _mean_and_interval(
-    axes: Any, position: int, values: Sequence[float], color: str, *, logarithmic: bool
-) -> float:
-    """Draw a ring and its interval; the mean (the geometric one on a logarithmic axis)."""
+    axes: Any, position: int, values: Sequence[float], *, logarithmic: bool
+) -> None:
+    """Draw a ring at the mean (the geometric one on a logarithmic axis), and its interval."""
     if logarithmic:
         mean, low, high = geometric_mean(values)
     else:
         mean, half = statistics.fmean(values), interval(values)
         low, high = mean - half, mean + half
-    axes.plot(mean, position, "o", mfc="none", mec=color, ms=8)
+    axes.plot(mean, position, "o", mfc="none", mec=RING, ms=8)
     if not math.isnan(low):
-        axes.errorbar(mean, position, xerr=[[mean - low], [high - mean]], color=color, capsize=3)
-    return mean
+        axes.errorbar(mean, position, xerr=[[mean - low], [high - mean]], color=RING, capsize=3)

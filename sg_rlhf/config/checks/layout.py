@@ -78,7 +78,7 @@ def check_placement(value: Value) -> None:
     """Refuse models that share GPUs and differ in their number."""
     shared = value("train.colocate_all") or value("train.colocate_actor_ref")
     pairs = []
-    if shared and value("algo.kl.init_coef") > 0:
+    if shared and topology.has_reference(value):
         pairs.append(("actor", "ref"))
     if topology.has_critic(value) and value("train.colocate_critic_reward"):
         pairs.append(("critic", "reward"))
