@@ -144,12 +144,6 @@ FIGURES = (
         figures.length,
     ),
     Entry(
-        "timing", "Where the time goes",
-        "Median seconds of each part of a rollout, without the first one. Evaluations and "
-        "checkpoints are not in it.",
-        timing_figures.timing,
-    ),
-    Entry(
         "seconds_per_rollout", "Seconds of each rollout",
         "Wall clock from one rollout's row to the next, by part; several seeds are their mean. One "
         "colour is one phase. Longest response: from when 90 % of the prompts were finished until "
