@@ -9,8 +9,8 @@ import shlex
 from pathlib import Path
 
 from sg_rlhf.common.redaction import redact_argv
-from sg_rlhf.config import Config, ConfigError, builtin_recipes, input_checks
-from sg_rlhf.config.prompt_count import count_prompts
+from sg_rlhf.config import Config, ConfigError, builtin_recipes
+from sg_rlhf.config.checks import input_files
 from sg_rlhf.config.run_paths import with_absolute_paths
 from sg_rlhf.config.upstream_flags import UpstreamMissing
 from sg_rlhf.launch.options import Options
@@ -25,7 +25,7 @@ from sg_rlhf.plan.of_recipe import Plan, plan_of
 
 def plan_run(config: Config, run_dir: Path) -> Plan | None:
     """Memory and time that the run will take; None if the model's shape is not known."""
-    prompts, rollouts = count_prompts(config), None
+    prompts, rollouts = input_files.count_prompts(config), None
     if prompts is not None:
         per_epoch = prompts // max(1, config.value("rollout.batch_size"))
         rollouts = per_epoch * config.value("train.num_episodes")
@@ -75,7 +75,7 @@ def dry_run(
             print("# not checked: OpenRLHF is not installed here, and has more rules for settings")
     # Before anything is printed: these may find a value that cannot be.
     plan = plan_lines(config, run_dir)
-    missing, file_remarks = input_checks.look(config)
+    missing, file_remarks = input_files.look(config)
     print(f"# resolved recipe, from {' <- '.join(reversed(config.sources))}")
     print(config.to_yaml())
     print(f"# {loss_description}".replace("\n", "\n# "))
@@ -100,8 +100,7 @@ def print_job(
     config: Config, run_dir: Path, arguments: argparse.Namespace, options: Options
 ) -> None:
     """Print the run as a job file (``--dry-run --print KIND``), and nothing else."""
-    from sg_rlhf.launch.job import job_of
-    from sg_rlhf.launch.render import render
+    from sg_rlhf.launch.job import job_of, render
 
     job = job_of(
         config,

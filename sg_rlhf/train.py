@@ -16,14 +16,8 @@ from sg_rlhf.common.atomic_io import best_effort_output, real_path
 from sg_rlhf.common.environment import as_typed
 from sg_rlhf.common.redaction import redact_text
 from sg_rlhf.common.text import single_line
-from sg_rlhf.config import (
-    Config,
-    ConfigError,
-    builtin_recipes,
-    domain_settings,
-    input_checks,
-    load_config,
-)  # fmt: skip
+from sg_rlhf.config import Config, ConfigError, builtin_recipes, domain_settings, load_config
+from sg_rlhf.config.checks import input_files
 from sg_rlhf.config.run_paths import run_dir_of, with_absolute_paths, with_run_dir
 from sg_rlhf.config.upstream_flags import UpstreamChanged
 from sg_rlhf.doctor.before_run import UnfitMachine, before_run
@@ -76,9 +70,9 @@ REFUSALS = (
 
 class _Parser(OneLineParser):
     def format_help(self) -> str:
-        from sg_rlhf.config import algorithm_listing
+        from sg_rlhf.config.recipe_listing import algorithm_listing
 
-        return f"{super().format_help()}\n{algorithm_listing.listing()}"
+        return f"{super().format_help()}\n{algorithm_listing()}"
 
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
@@ -87,7 +81,6 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
         prog="python -m sg_rlhf.train",
         description=__doc__,
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     builtin_recipes.add_arguments(parser, required=True)
     parser.add_argument(
@@ -162,7 +155,7 @@ def check(run: Run) -> argparse.Namespace:
         UpstreamChanged: the overlay is not written for the installed OpenRLHF.
     """
     check_version()
-    input_checks.check_files(run.config)
+    input_files.check_files(run.config)
     args = upstream_arguments(with_absolute_paths(run.config))
     # Before the platform: to torch, a GPU whose driver is too old looks like no GPU.
     for line in before_run(run.config, run.directory):
@@ -170,7 +163,7 @@ def check(run: Run) -> argparse.Namespace:
     check_platform(args)
     check_trackers(args)
     model_revision.pin(args)
-    for line in input_checks.check_prompts(run.config):
+    for line in input_files.check_prompts(run.config):
         print(f"remark: {line}")
     check_prompt_count(run.config, args)
     domain_settings.check(run.config.sg.domains)

@@ -28,10 +28,15 @@ class OneLineError(ValueError):
 class OneLineParser(argparse.ArgumentParser):
     """An argument parser that reports an error in one line.
 
-    If the command takes a recipe, the line also says how a recipe and its keys are written.
+    If the command takes a recipe, the line also says how a recipe and its keys are written. Help
+    keeps the lines of its description and its examples.
     """
 
     _words: Sequence[str] = ()
+
+    def __init__(self, **options: Any) -> None:
+        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(**options)
 
     def parse_intermixed_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse's; keeps the words for :meth:`error`."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import itertools
 from collections.abc import Sequence
 
+from sg_rlhf.algo.objectives import OBJECTIVES
+from sg_rlhf.algo.weightings import WEIGHTINGS
 from sg_rlhf.common.argument_types import OneLineParser
 from sg_rlhf.config import load_config
-from sg_rlhf.config.algorithm_listing import recipes as algorithms
 from sg_rlhf.config.builtin_recipes import CONFIGS
+from sg_rlhf.config.weighting_resolution import OBJECTIVE_OF_LOSS
 from sg_rlhf.machine import names
 from sg_rlhf.tasks.registry import DOMAINS
 
@@ -18,6 +19,21 @@ all three
   sg-rlhf train --config configs/kk/grpo_qwen2.5-3b-instruct.yaml --algorithm grpo_sg \\
       --hardware 4x40gb --dry-run
 """
+
+
+UPSTREAM_LOSSES = {
+    "ppo": "upstream's clipped ratio loss: GRPO (arXiv 2402.03300)",
+    "gspo": "upstream's loss with one ratio per response (arXiv 2507.18071)",
+}
+KL = {
+    "k1, k2, k3": "upstream's estimators (http://joschu.net/blog/kl-approx.html)",
+    "wk3": "w * k3: the KL whose gradient Lemma 3.4 of arXiv 2511.00066 gives",
+    "wk3_eq11": "w * rho - log(w * rho) - 1: Eq. 11 of TR-GRPO",
+}
+UPDATES = {
+    "together": "every token of a rollout in one update",
+    "lopti": "unlikely tokens first, then the rest, on the same rollout (arXiv 2505.12929)",
+}
 
 
 def models() -> list[tuple[str, str, str]]:
@@ -44,6 +60,41 @@ def hardware() -> list[tuple[str, str]]:
     return [*rows, ("[NODESx]COUNTxTYPE", f"such as 2x8xh200; types: {', '.join(names.GPUS)}")]
 
 
+def algorithms() -> dict[str, str]:
+    """name: first line, of each file in ``configs/algorithms``."""
+    return {
+        path.stem: path.read_text().split("\n", 1)[0].removeprefix("# ").rstrip(".")
+        for path in sorted((CONFIGS / "algorithms").glob("*.yaml"))
+    }
+
+
+def weightings() -> dict[str, str]:
+    """name: summary of every token weighting."""
+    return {name: weighting.summary() for name, weighting in WEIGHTINGS.items()}
+
+
+def losses() -> dict[str, str]:
+    """name: summary of every policy loss, upstream's and ours."""
+    ours = {name: OBJECTIVES[objective].summary() for name, objective in OBJECTIVE_OF_LOSS.items()}
+    return {**UPSTREAM_LOSSES, **ours}
+
+
+def algorithm_listing() -> str:
+    """The sections that ``python -m sg_rlhf.train --help`` ends with."""
+    sections = {
+        "algorithms: --algorithm NAME": algorithms(),
+        "token weightings: sg.weighting.type=NAME": weightings(),
+        "policy losses: actor.policy_loss_type=NAME": losses(),
+        "KL estimators: algo.kl.estimator=NAME": KL,
+        "updates: sg.update=NAME": UPDATES,
+    }
+    return "\n".join(
+        f"{title}\n" + "".join(f"  {name:<20}{text}\n" for name, text in names.items())
+        for title, names in sections.items()
+        if names
+    )
+
+
 def table() -> str:
     """The whole listing."""
     sections: dict[str, Sequence[tuple[str, ...]]] = {
@@ -67,7 +118,6 @@ def main(argv: list[str] | None = None) -> int:
     OneLineParser(
         prog="python -m sg_rlhf.config.recipe_listing",
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     ).parse_args(argv)
     print(table(), end="")
     return 0

@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.config import builtin_recipes, input_checks
+from sg_rlhf.config import builtin_recipes
+from sg_rlhf.config.checks import input_files
 from sg_rlhf.config.checks.files import WRITTEN_TO
 from sg_rlhf.config.errors import ConfigError
 from sg_rlhf.config.recipe import Config, local_path
@@ -35,7 +36,7 @@ def run_dir_of(requested: str | None, files: Sequence[str], config: Config) -> P
             "its path"
         )
     names = [
-        *(d.name for d in input_checks.domains_of(config)[:1]),
+        *(d.name for d in input_files.domains_of(config)[:1]),
         *map(builtin_recipes.short_name, files),
     ]
     return Path(requested or Path("runs") / ("_".join(names) or "run"))
@@ -62,7 +63,7 @@ def with_absolute_paths(config: Config) -> Config:
     """
     given = config.values
     absolute: dict[str, Any] = {
-        k: _absolute(given[k]) for k in input_checks.READ_FROM if given.get(k)
+        k: _absolute(given[k]) for k in input_files.READ_FROM if given.get(k)
     }
     absolute |= {k: os.path.abspath(given[k]) for k in WRITTEN_TO if given.get(k)}
     sets = [s.model_copy(update={"dataset": _absolute(s.dataset)}) for s in config.sg.eval_sets]

@@ -10,7 +10,6 @@ new script.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib
 import os
 from collections.abc import Iterator
@@ -95,16 +94,11 @@ def _parser_of(module: str, argv: list[str]) -> argparse.ArgumentParser:
 
 def _recipes(prefix: str, **_about: Any) -> Iterator[str]:
     """YAML files, and folders to go on in; the shipped recipes where there is no ``configs``."""
+    from argcomplete.completers import FilesCompleter
+
     if not Path("configs").exists():
         yield from (f"configs/{path.relative_to(CONFIGS)}" for path in CONFIGS.rglob("*.yaml"))
-    folder, _, start = prefix.rpartition("/")
-    with contextlib.suppress(OSError):
-        for path in Path(folder or ("/" if prefix.startswith("/") else ".")).iterdir():
-            if path.name.startswith(start) and (start or not path.name.startswith(".")):
-                if path.is_dir():
-                    yield str(path) + "/"
-                elif path.suffix in (".yaml", ".yml"):
-                    yield str(path)
+    yield from FilesCompleter(("yaml", "yml"))(prefix)
 
 
 def _overrides(prefix: str, **_about: Any) -> Iterator[str]:

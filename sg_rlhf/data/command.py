@@ -145,7 +145,6 @@ def _parser(
             name,
             help=domain.title,
             description=None if chosen is None else chosen.description,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
         sub.add_argument(

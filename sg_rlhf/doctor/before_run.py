@@ -35,7 +35,7 @@ def before_run(config: Config, run_dir: Path) -> list[str]:
     cached = recipe.cached_model(run.model, run.revision) is not None
     needs, more = recipe.judge(run, facts, cached=cached)
     # The run checks the recipe's files and servers itself.
-    model = None if cached else recipe.model(run.model, run.revision)
+    model = recipe.model(run.model, run.revision, cached=cached)
     checks = [*check(facts, needs), *more, *([model] if model else [])]
     failed = [item.line() for item in checks if item.status == FAILED]
     if failed:

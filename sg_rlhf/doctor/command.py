@@ -45,7 +45,6 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         prog="python -m sg_rlhf.doctor",
         description=__doc__,
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     builtin_recipes.add_arguments(parser)
     parser.add_argument(
@@ -94,5 +93,5 @@ def _look(arguments: argparse.Namespace) -> tuple[Facts, Needs, list[Check]]:
     facts = described or gather(run.run_dir)
     cached = not described and recipe.cached_model(run.model, run.revision) is not None
     needs, plan = recipe.judge(run, facts, cached=cached)
-    inputs = [] if described else recipe.inputs(run)
+    inputs = [] if described else recipe.inputs(run, cached=cached)
     return facts, needs, [*check(facts, needs), *plan, *inputs]

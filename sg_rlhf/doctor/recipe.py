@@ -9,17 +9,9 @@ from pathlib import Path
 
 import httpx
 
-from sg_rlhf.config import (
-    Config,
-    ConfigError,
-    domain_settings,
-    input_checks,
-    load_config,
-    local_path,
-    run_paths,
-    topology,
-)  # fmt: skip
-from sg_rlhf.config.checks import problems
+from sg_rlhf.config import Config, ConfigError, domain_settings, load_config, local_path, run_paths
+from sg_rlhf.config.checks import input_files, problems
+from sg_rlhf.config.derived import topology
 from sg_rlhf.data_io import model_folder
 from sg_rlhf.doctor.check import FAILED, OK, SKIPPED, WARNING, Check
 from sg_rlhf.doctor.checks import CPU_HOST_GIB, SLACK, Needs, settings_for, used
@@ -27,12 +19,9 @@ from sg_rlhf.doctor.facts import Facts
 from sg_rlhf.machine.hardware import of_machine
 from sg_rlhf.machine.names import SIZES, size_of
 from sg_rlhf.plan.memory import MemoryPlan, memory_plan
+from sg_rlhf.plan.phases import DOWNLOAD, PROCESSES
 from sg_rlhf.plan.run_shape import run_shape
 
-#: Line of the plan that goes to the hub's cache and not to the run directory.
-DOWNLOAD = "the model's download"
-#: Line of the plan with the memory of every process without a model.
-PROCESSES = "Python processes"
 #: Limit for an answer of the hub.
 HUB_SECONDS = 5.0
 
@@ -140,20 +129,23 @@ def _memory(plan: MemoryPlan, facts: Facts, needs: Needs) -> Check:
     return Check("memory plan", status, found, needed, "; ".join(mine))
 
 
-def inputs(recipe: Recipe) -> list[Check]:
+def inputs(recipe: Recipe, *, cached: bool = False) -> list[Check]:
     """The settings, files, servers and model of the recipe, as a run on this machine checks them.
+
+    Args:
+        cached: the machine has the model in its cache.
 
     Raises:
         ConfigError: a file that is here would stop the run.
     """
     found = [Check("recipe", FAILED, line) for line in problems(recipe.config)]
-    missing, _ = input_checks.look(recipe.config)
+    missing, _ = input_files.look(recipe.config)
     found += [Check("file", WARNING, "missing", remedy=line) for line in missing]
     try:
         domain_settings.check(recipe.config.sg.domains)
     except ConfigError as error:
         found.append(Check("server", WARNING, "no answer", remedy=str(error)))
-    hub = model(recipe.model, recipe.revision)
+    hub = model(recipe.model, recipe.revision, cached=cached)
     return [*found, hub] if hub else found
 
 
@@ -175,11 +167,11 @@ def cached_model(name: str, revision: str | None = None) -> Path | None:
     return Path(config).parent
 
 
-def model(name: str, revision: str | None = None) -> Check | None:
+def model(name: str, revision: str | None = None, *, cached: bool = False) -> Check | None:
     """A model by its id: in the hub's cache, or available from the hub; None for a folder."""
     if Path(name).is_dir() or not model_folder.is_hub_id(name):
         return None
-    if cached_model(name, revision):
+    if cached:
         return Check("model", OK, "in the hub's cache", name)
     try:
         from huggingface_hub import constants, errors, get_hf_file_metadata, hf_hub_url

@@ -45,7 +45,6 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         prog="python -m sg_rlhf.environments.command",
         description=__doc__,
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     names = ", ".join(registry.domains())
     parser.add_argument("domain", metavar="DOMAIN", help=f"{names}, or package.module:NAME")

@@ -122,7 +122,6 @@ def parse_arguments(argv: Sequence[str]) -> CommandLine:
         prog=with_command(_IN_CHECKOUT),
         description=with_command(DESCRIPTION),
         epilog=with_command(EXAMPLES),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     _add_questions(parser.add_argument, ", ".join(known))

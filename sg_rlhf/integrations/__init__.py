@@ -2,3 +2,6 @@
 
 docs/other_trainers.md shows their use.
 """
+
+#: Token statistics that an adapter reports, as ``sg/NAME``.
+METRICS = ("weight_mean", "clip_ratio", "zeroed_pos", "zeroed_neg")

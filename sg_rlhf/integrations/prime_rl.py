@@ -20,8 +20,7 @@ from prime_rl.trainer.rl.loss import LossInputs, LossOutputs
 
 from sg_rlhf.algo.policy_loss import policy_loss_terms
 from sg_rlhf.algo.weightings import make_weighting
-
-_METRICS = ("weight_mean", "clip_ratio", "zeroed_pos", "zeroed_neg")
+from sg_rlhf.integrations import METRICS
 
 
 def grpo_sg(
@@ -58,4 +57,4 @@ def grpo_sg(
         token_coef_BT=None if weights is None else weights[None],
         batch_num_tokens=1.0,
     )
-    return LossOutputs(terms.loss, {f"sg/{k}": terms.statistics.mean(k) for k in _METRICS})
+    return LossOutputs(terms.loss, {f"sg/{k}": terms.statistics.mean(k) for k in METRICS})

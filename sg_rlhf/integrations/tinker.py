@@ -25,8 +25,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from sg_rlhf.algo.policy_loss import policy_loss_terms
 from sg_rlhf.algo.weightings import Weighting, make_weighting
-
-_METRICS = ("weight_mean", "clip_ratio", "zeroed_pos", "zeroed_neg")
+from sg_rlhf.integrations import METRICS
 
 
 def make_loss(
@@ -69,6 +68,6 @@ def make_loss(
             batch_num_tokens=total,
             **options,
         )
-        return terms.loss, {f"sg/{name}": terms.statistics.mean(name).item() for name in _METRICS}
+        return terms.loss, {f"sg/{name}": terms.statistics.mean(name).item() for name in METRICS}
 
     return loss

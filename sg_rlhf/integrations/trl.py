@@ -31,8 +31,7 @@ from sg_rlhf.algo.analysis.token_statistics import TokenStatistics
 from sg_rlhf.algo.kl import kl_estimate
 from sg_rlhf.algo.policy_loss import policy_loss_terms
 from sg_rlhf.algo.weightings import TokenContext, Weighting, make_weighting
-
-_METRICS = ("weight_mean", "clip_ratio", "zeroed_pos", "zeroed_neg")
+from sg_rlhf.integrations import METRICS
 
 
 class GRPOSGTrainer(GRPOTrainer):
@@ -139,5 +138,5 @@ class GRPOSGTrainer(GRPOTrainer):
         for name in [name for name in metrics if name.startswith("clip_ratio/")]:
             del metrics[name]
         total = TokenStatistics(self.accelerator.reduce(statistics.sums, reduction="sum"))
-        for name in _METRICS:
+        for name in METRICS:
             metrics[f"sg/{name}"].append(total.mean(name).item())

@@ -1,19 +1,23 @@
-"""A recipe's run as a scheduler needs it: machines, memory, disk, and the command."""
+"""A recipe's run as a scheduler needs it: machines, memory, disk, the command, and the job file."""
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
 import sg_rlhf
+from sg_rlhf.common.environment import versions
 from sg_rlhf.common.redaction import redact_argv
-from sg_rlhf.config import Config, ConfigError, builtin_recipes, topology
+from sg_rlhf.config import Config, ConfigError, builtin_recipes
+from sg_rlhf.config.derived import topology
 from sg_rlhf.config.run_paths import local_data
 from sg_rlhf.launch import data_commands
 from sg_rlhf.launch.options import LaunchError, Options
@@ -37,6 +41,15 @@ PACKAGES_GB = 50
 SHARED_MEMORY = 0.35
 #: KubeRay adds suffixes to the job's name and refuses a longer one.
 LONGEST_NAME = 47
+
+#: Kind -> its template.
+TEMPLATES = {
+    "sbatch": "job.sbatch",
+    "kuberay": "rayjob.yaml",
+    "skypilot": "skypilot.yaml",
+    "dstack": "dstack.yaml",
+    "hfjobs": "hfjobs.sh",
+}
 
 #: GPU types to request from a cloud, by memory in GB.
 CLOUD_GPUS = {
@@ -174,7 +187,7 @@ def job_of(
         shared_memory_gib=max(1, math.ceil(SHARED_MEMORY * memory)),
         disk_gb=disk,
         estimate=estimate,
-        ray_version=_version_of("ray"),
+        ray_version=versions(["ray"]).get("ray", ""),
         image=options.image or _image(options.kind, "cpu" if on_cpu else "cuda"),
         options=options,
     )
@@ -252,8 +265,16 @@ def _image(kind: str, flavour: str) -> str:
     return f"sg-rlhf:{sg_rlhf.__version__}-{flavour}" if needed else ""
 
 
-def _version_of(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
+def render(job: Job) -> str:
+    """The job file of ``job.options.kind``."""
+    environment = Environment(
+        loader=PackageLoader("sg_rlhf.launch"),
+        undefined=StrictUndefined,
+        autoescape=False,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["shell"] = shlex.quote
+    environment.filters["quoted"] = json.dumps  # a JSON string is one of YAML too
+    return environment.get_template(TEMPLATES[job.options.kind]).render(job=job)

@@ -24,14 +24,8 @@ from typing import Any
 from sg_rlhf.common.argument_types import OneLineParser
 from sg_rlhf.common.environment import script
 from sg_rlhf.common.text import single_line
-from sg_rlhf.config import (
-    Config,
-    ConfigError,
-    builtin_recipes,
-    input_checks,
-    load_config,
-    run_paths,
-)  # fmt: skip
+from sg_rlhf.config import Config, ConfigError, builtin_recipes, load_config, run_paths
+from sg_rlhf.config.checks import input_files
 
 #: Never uploaded, as well as what .gitignore and .rayignore name; Ray's own default.
 EXCLUDED = [".git", ".venv", "venv", "__pycache__"]
@@ -94,7 +88,7 @@ def pack(folder: Path, into: Path) -> Package:
 
 def input_paths(config: Config) -> dict[str, str]:
     """Key -> the files it names, without modules and addresses."""
-    found = {key: str(config.value(key) or "") for key in input_checks.READ_FROM}
+    found = {key: str(config.value(key) or "") for key in input_files.READ_FROM}
     found |= {f"sg.eval_sets, {one.name}": one.dataset for one in config.sg.eval_sets}
     return {k: v for k, v in found.items() if v and not v.startswith(("module:", "http"))}
 
@@ -307,7 +301,7 @@ def submit(arguments: Any) -> int:
             raise SubmitError(f"{arguments.address}: {single_line(error)}") from None
     at, ray = f"--address {arguments.address}", script("ray")
     print(f"job {job}; to stop it after a checkpoint: {ray} job stop {at} {job}", flush=True)
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return stream_logs(client, job)
     except KeyboardInterrupt:
@@ -317,10 +311,6 @@ def submit(arguments: Any) -> int:
             file=sys.stderr,
         )
         return 130
-
-
-def _interrupt(_signum: int, _frame: Any) -> None:
-    raise KeyboardInterrupt
 
 
 def _client(address: str) -> Any:

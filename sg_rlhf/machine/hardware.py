@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -141,13 +140,10 @@ def detected(folder: str | Path = ".") -> Hardware:
 
     Its disk is that of ``folder`` or of the nearest parent that exists.
     """
-    there = Path(folder).absolute()
-    while not there.exists():
-        there = there.parent
     found = detect()
     return of_machine(
         found.gpus,
         nvlink=len(found.gpus) == 1 or found.nvlink == "all",
         host_memory_gib=resources.usable_memory() / 2**30,
-        disk_free_gb=shutil.disk_usage(there).free / 1e9,
+        disk_free_gb=resources.free_disk(Path(folder)) / 1e9,
     )

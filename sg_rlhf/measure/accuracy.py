@@ -58,7 +58,6 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         prog=f"python -m {PROG}",
         description=__doc__,
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     add = parser.add_argument

@@ -86,11 +86,6 @@ class BatchLoss:
             found = self.centre([surrogate]) if centre is None else centre
             self._held = self._hold(surrogate, batch.advantages(), found)
 
-    @property
-    def n_passes(self) -> int:
-        """Forward passes for one value of L."""
-        return len(self._passes)
-
     def __call__(self) -> Iterator[Tensor]:
         for number, passed in enumerate(self.forward()):
             yield self.piece(number, passed)

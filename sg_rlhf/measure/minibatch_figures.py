@@ -41,14 +41,7 @@ def _relative_spread(norms: np.ndarray, baseline: np.ndarray, axis: int = -1) ->
     return spread(norms, axis) / spread(baseline, axis)
 
 
-def peak(norms: np.ndarray, axis: int = -1) -> Any:
-    """Largest over median."""
-    return norms.max(axis=axis) / np.median(norms, axis=axis)
-
-
-def summarise(
-    found: Sequence[Measured], optimizer: AdamW | None = None, seed: int = 0
-) -> list[dict[str, Any]]:
+def summarise(found: Sequence[Measured], optimizer: AdamW | None = None) -> list[dict[str, Any]]:
     """A row per algorithm, of its gradient; ``update`` has the same figures of its update.
 
     Intervals are 95 % percentile bootstraps over minibatches, paired. clipped: the share of the
@@ -59,16 +52,16 @@ def summarise(
         row: dict[str, Any] = {
             "algorithm": entry.name,
             "loss": entry.surrogate,
-            **_figures(entry.gradients, found[0].gradients, seed),
+            **_figures(entry.gradients, found[0].gradients),
         }
         if optimizer is not None:
             row["clipped"] = float(np.mean([optimizer.clips(g.norm) for g in entry.gradients]))
-            row["update"] = _figures(entry.updates, found[0].updates, seed)
+            row["update"] = _figures(entry.updates, found[0].updates)
         rows.append(row)
     return rows
 
 
-def _figures(vectors: Sequence[Vector], baseline: Sequence[Vector], seed: int) -> dict[str, Any]:
+def _figures(vectors: Sequence[Vector], baseline: Sequence[Vector]) -> dict[str, Any]:
     norms, cosines = (np.array(column) for column in zip(*vectors, strict=True))
     others = np.array([vector.norm for vector in baseline])
     ratio = norms / others
@@ -79,14 +72,14 @@ def _figures(vectors: Sequence[Vector], baseline: Sequence[Vector], seed: int) -
         "cosine": float(cosines.mean()),
         "cosine_min": float(cosines.min()),
         "spread": float(spread(norms)),
-        "peak": float(peak(norms)),
+        "peak": float(norms.max() / np.median(norms)),
     }
     if vectors is not baseline:
         figures["spread_over_baseline"] = float(_relative_spread(norms, others))
         if len(norms) >= LEAST:
             interval = stats.bootstrap(
                 (norms, others), _relative_spread, paired=True, vectorized=True,
-                method="percentile", n_resamples=RESAMPLES, rng=np.random.default_rng(seed),
+                method="percentile", n_resamples=RESAMPLES, rng=np.random.default_rng(0),
             ).confidence_interval  # fmt: skip
             figures["spread_over_baseline_ci95"] = [float(interval.low), float(interval.high)]
     return figures

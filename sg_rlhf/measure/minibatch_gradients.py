@@ -75,7 +75,6 @@ examples:
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """The command line, with its long help."""
     parser = options.new_parser("sg_rlhf.measure.minibatch_gradients", __doc__, EXAMPLES)
-    options.add_models(parser)
     parser.add_argument(
         "--algorithm",
         nargs="+",

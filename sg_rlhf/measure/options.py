@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import gc
 import io
 import os
@@ -11,7 +10,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -53,10 +52,10 @@ def new_parser(prog: str, description: str | None, examples: str) -> OneLinePars
         prog=f"python -m {prog}",
         description=description,
         epilog=examples,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     add_machine(parser)
+    add_models(parser)
     add = parser.add_argument
     add("--config", metavar="FILE", action="append", help="a recipe (YAML); the later file wins")
     add(
@@ -315,22 +314,6 @@ def origin() -> dict[str, Any]:
     }
 
 
-@contextlib.contextmanager
-def one_line_errors(prog: str) -> Iterator[list[str]]:
-    """Turn a user's error into one line on stderr, and append it to the list."""
-    failed: list[str] = []
-    try:
-        yield failed
-    except torch.OutOfMemoryError:
-        failed.append(
-            "out of GPU memory; expected a smaller --pass-tokens, or --limit or --prompts"
-        )
-    except (ValueError, OSError) as error:
-        failed.append(single_line(error))
-    for message in failed:
-        print(f"{prog}: {message}", file=sys.stderr)
-
-
 def command(
     prog: str,
     parse_arguments: Callable[[Sequence[str]], argparse.Namespace],
@@ -341,13 +324,19 @@ def command(
     """Parse, measure, write ``--json`` and print the table; 0, or 2 after one line on stderr."""
     given = sys.argv[1:] if argv is None else argv
     args = parse_arguments(given)
-    with one_line_errors(prog) as failed:
+    try:
         command_line = shlex.join(["python", "-m", prog, *given])
         report = {**run(args), "command": command_line, **origin()}
         if args.json is not None:
             write_whole(args.json, strict_json.dumps(report, indent=1) + "\n")
         print(table(report))
-    return 2 if failed else 0
+        return 0
+    except torch.OutOfMemoryError:
+        why = "out of GPU memory; expected a smaller --pass-tokens, or --limit or --prompts"
+    except (ValueError, OSError) as error:
+        why = single_line(error)
+    print(f"{prog}: {why}", file=sys.stderr)
+    return 2
 
 
 def save_figure(path: Path, draw: Callable[[Any], None], size: tuple[float, float]) -> None:

@@ -66,7 +66,6 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """The command line, with its long help."""
     parser = options.new_parser("sg_rlhf.measure.sharpness", __doc__, EXAMPLES)
     options.add_fixed_batch(parser)
-    options.add_models(parser)
     parser.add_argument(
         "--rho", nargs="+", type=positive_float, required=True, metavar="R", help="radii"
     )

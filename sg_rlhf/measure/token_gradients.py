@@ -72,7 +72,6 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """The command line, with its long help."""
     parser = options.new_parser("sg_rlhf.measure.token_gradients", __doc__, EXAMPLES)
     options.add_fixed_batch(parser)
-    options.add_models(parser)
     parser.add_argument(
         "--tokens", type=positive_int, default=512, metavar="N", help="sampled tokens [512]"
     )

@@ -44,7 +44,6 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         prog="python -m sg_rlhf.plan",
         description=__doc__,
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     builtin_recipes.add_arguments(parser, hardware_too=False)
     parser.add_argument(

@@ -16,6 +16,8 @@ GIB = 2**30
 REDUCE_BUCKET = 500_000_000
 MAX_LIVE_PARAMETERS = 1_000_000_000
 SUB_GROUP = 1_000_000_000
+#: What gradients are collected in before they are reduced, 2 bytes an entry.
+BUCKET = 2.0 * REDUCE_BUCKET
 #: A block of the fused head on a GPU: its tokens, vocabulary and logits at most (`_ROWS`,
 #: `_CUDA_COLUMNS`, `_CUDA_LOGITS` of `sg_rlhf.algo.log_probs.fused_log_probs`).
 FUSED_ROWS, FUSED_COLUMNS, FUSED_LOGITS = 4096, 2**15, 2**24
@@ -66,11 +68,6 @@ def gradients(run: RunShape) -> float:
     if run.zero_stage < 2:
         return run.grad_bytes * run.trainable / tensor_parts(run)
     return 0.0 if run.adam_offload else run.grad_bytes * run.trainable / run.ranks
-
-
-def bucket(run: RunShape) -> float:
-    """What gradients are collected in before they are reduced: 2 bytes, 5e8 entries."""
-    return 2.0 * REDUCE_BUCKET
 
 
 def reduction(run: RunShape) -> float:

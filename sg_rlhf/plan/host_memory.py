@@ -22,11 +22,6 @@ def pinned(size: float) -> float:
     return float(1 << (max(1, int(size)) - 1).bit_length())
 
 
-def ranks_of_node(run: RunShape) -> int:
-    """Ranks of the policy on a node."""
-    return run.gpus_per_node
-
-
 def engine_gpus_of_node(run: RunShape) -> int:
     """GPUs of engines on a node, where they share the policy's."""
     gpus = run.engines * run.engine_tp
@@ -70,9 +65,9 @@ def optimizer_states(run: RunShape) -> float:
     own = run.trainable / run.ranks
     shard = pinned(run.grad_bytes * own)
     if run.adam_offload:
-        return ranks_of_node(run) * (12 * own + _groups(own) + shard)
+        return run.gpus_per_node * (12 * own + _groups(own) + shard)
     if run.trainer_sleeps:
-        return ranks_of_node(run) * (3 * _groups(own) + shard)
+        return run.gpus_per_node * (3 * _groups(own) + shard)
     return 0.0
 
 

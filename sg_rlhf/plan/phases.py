@@ -17,6 +17,10 @@ from sg_rlhf.plan.run_shape import RunShape
 
 #: Lines that other processes than the policy's hold.
 CONTEXTS, ENGINE = "CUDA contexts, NCCL", "vLLM"
+#: The memory of every process without a model.
+PROCESSES = "Python processes"
+#: On disk in the hub's cache, and not in the run directory.
+DOWNLOAD = "the model's download"
 
 
 class Moment(NamedTuple):
@@ -52,19 +56,19 @@ def moments(run: RunShape, hardware: Hardware) -> list[Moment]:
         "fp32 master and Adam's moments": gpu.optimizer(run),
         "gradient shard": gpu.gradients(run),
     }
-    bucket = {"gradient buckets": gpu.bucket(run)}
+    bucket = {"gradient buckets": gpu.BUCKET}
     asleep = run.trainer_sleeps and not run.adam_offload
     resident = weights if asleep else weights | states | bucket
     contexts = {CONTEXTS: gpu.contexts(run)}
     engine_off, engine_weights, engine_on = _engine(run, hardware)
     training = contexts | weights | states | engine_off
     gathered = {"layers gathered by ZeRO-3": gpu.gathered(run)}
-    reduction = {"gradient buckets": gpu.bucket(run) + gpu.reduction(run)}
+    reduction = {"gradient buckets": gpu.BUCKET + gpu.reduction(run)}
     kept = gpu.checkpoints(run)
     return [
         Moment(
             "load",
-            training | {"gradient buckets": gpu.bucket(run) + gpu.building(run)},
+            training | {"gradient buckets": gpu.BUCKET + gpu.building(run)},
         ),
         Moment("sample", contexts | resident | engine_on),
         Moment(
@@ -79,7 +83,7 @@ def moments(run: RunShape, hardware: Hardware) -> list[Moment]:
             "update",
             training
             | gathered
-            | {"gradient buckets": gpu.bucket(run) + gpu.largest_gradient(run)}
+            | {"gradient buckets": gpu.BUCKET + gpu.largest_gradient(run)}
             | {"activations": kept, "logits": gpu.logits_of_update(run)},
         ),
         Moment(
@@ -97,7 +101,7 @@ def moments(run: RunShape, hardware: Hardware) -> list[Moment]:
             # ZeRO-1 and 2 have dropped the bucket by then.
             training
             | {
-                "gradient buckets": (gpu.bucket(run) if run.zero_stage == 3 else 0.0)
+                "gradient buckets": (gpu.BUCKET if run.zero_stage == 3 else 0.0)
                 + gpu.optimizer_step(run)
             },
         ),
@@ -148,7 +152,7 @@ def cache_of(run: RunShape, hardware: Hardware) -> Cache:
 def host_lines(run: RunShape) -> dict[str, float]:
     """What a node holds, bytes by line."""
     lines = {
-        "Python processes": host.processes(run),
+        PROCESSES: host.processes(run),
         "vLLM's sleep backup": host.sleep_backup(run),
         "optimizer states (offloaded)": host.optimizer_states(run),
         "reference or average (offloaded)": host.offloaded_weights(run),
@@ -182,7 +186,7 @@ def disk_lines(run: RunShape) -> dict[str, float]:
         f"{kept} DeepSpeed folders": kept * host.deepspeed_folder(run) * run.save_optimizer,
         f"{kept} Hugging Face folders": kept * host.hugging_face_folder(run) * run.save_hf,
         "the trained model": host.hugging_face_folder(run),
-        "the model's download": 0.0 if run.local_model else host.model_file(run),
+        DOWNLOAD: 0.0 if run.local_model else host.model_file(run),
         "logs, samples, pictures": host.LOGS,
     }
     return {name: size for name, size in lines.items() if size}

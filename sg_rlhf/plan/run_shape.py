@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from sg_rlhf.config import Config, ConfigError, local_path, topology
+from sg_rlhf.config import Config, ConfigError, local_path
 from sg_rlhf.config.checks.layout import check_counts
-from sg_rlhf.config.log_probs import FUSED_FAMILIES, fused_log_probs_supported, old_log_prob_rule
+from sg_rlhf.config.derived import topology
+from sg_rlhf.config.derived.log_probs import (
+    FUSED_FAMILIES,
+    fused_log_probs_supported,
+    old_log_prob_rule,
+)
 from sg_rlhf.plan.shapes import ModelShape, shape_of
 
 #: full: logits of every token in float32, as upstream has them. fused: log-probs from the hidden
@@ -16,9 +21,14 @@ from sg_rlhf.plan.shapes import ModelShape, shape_of
 Logits = Literal["full", "fused"]
 
 
+def _key(name: str) -> Any:
+    """A field that has the value of a recipe's key."""
+    return field(metadata={"key": name})
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunShape:
-    """A run's sizes. A field without a comment has the meaning of the key next to it."""
+    """A run's sizes."""
 
     model: ModelShape  # of the policy; reference and engines have the same
     local_model: bool  # a folder, so that nothing is downloaded
@@ -28,58 +38,58 @@ class RunShape:
     not_planned: tuple[str, ...]  # models whose memory and time are left out: critic, reward
 
     # GPUs
-    nodes: int  # actor.num_nodes
-    gpus_per_node: int  # actor.num_gpus_per_node
+    nodes: int = _key("actor.num_nodes")
+    gpus_per_node: int = _key("actor.num_gpus_per_node")
     gpus_apart: int  # of models and engines that are not on the policy's, on all nodes
     colocated: bool  # policy, reference and engines share their GPUs
-    zero_stage: int  # ds.zero_stage
-    ring: int  # ds.ring_attn_size
+    zero_stage: int = _key("ds.zero_stage")
+    ring: int = _key("ds.ring_attn_size")
     shards: int  # ranks that share a sequence or its tensors: ring times ds.tensor_parallel_size
 
     # engines
     engines: int  # vllm.num_engines
-    engine_tp: int  # vllm.tensor_parallel_size
-    engines_sleep: bool  # vllm.enable_sleep: while the policy trains, weights in host memory
-    eager_engines: bool  # vllm.enforce_eager
-    gpu_memory_utilization: float  # vllm.gpu_memory_utilization
-    prefix_caching: bool  # vllm.enable_prefix_caching
-    sync_backend: str  # vllm.sync_backend
+    engine_tp: int = _key("vllm.tensor_parallel_size")
+    engines_sleep: bool = _key("vllm.enable_sleep")  # weights in host memory during training
+    eager_engines: bool = _key("vllm.enforce_eager")
+    gpu_memory_utilization: float = _key("vllm.gpu_memory_utilization")
+    prefix_caching: bool = _key("vllm.enable_prefix_caching")
+    sync_backend: str = _key("vllm.sync_backend")
     sync_bucket: int  # sg.sync_bucket_mb, bytes; 0 in upstream's loop
     samples_ahead: bool  # engines sample while the policy trains
 
     # models on the trainer's GPUs and their host
-    trainer_sleeps: bool  # ds.enable_sleep: while vLLM samples, optimizer states in host memory
-    adam_offload: bool  # ds.adam_offload
+    trainer_sleeps: bool = _key("ds.enable_sleep")  # optimizer states there during sampling
+    adam_offload: bool = _key("ds.adam_offload")
     reference: bool  # algo.kl.init_coef above 0
-    reference_offload: bool  # ref.offload
+    reference_offload: bool = _key("ref.offload")
     reference_beside: bool  # on the policy's GPUs
-    ema: bool  # train.enable_ema: a moving average of the policy, on the host
-    lora_rank: int  # ds.lora.rank; 0 trains every parameter
+    ema: bool = _key("train.enable_ema")  # a moving average of the policy, on the host
+    lora_rank: int = _key("ds.lora.rank")  # 0 trains every parameter
     weight_bytes: int  # of one weight: 4 with ds.param_dtype=fp32, else 2
     grad_bytes: int  # of one accumulated gradient: 4 in float32, else 2
 
     # batches
-    prompts: int  # rollout.batch_size
-    group: int  # rollout.n_samples_per_prompt
-    train_batch: int  # train.batch_size, samples of an optimizer step
-    train_micro: int  # train.micro_batch_size
-    rollout_micro: int  # rollout.micro_batch_size
+    prompts: int = _key("rollout.batch_size")
+    group: int = _key("rollout.n_samples_per_prompt")
+    train_batch: int = _key("train.batch_size")  # samples of an optimizer step
+    train_micro: int = _key("train.micro_batch_size")
+    rollout_micro: int = _key("rollout.micro_batch_size")
     train_tokens: int | None  # train.max_tokens_per_gpu of dynamic batches
     rollout_tokens: int | None  # rollout.max_tokens_per_gpu of dynamic batches
     epochs: int  # passes over a rollout: train.max_epochs, twice that for Lopti
     old_share: float  # of the samples, how many need a pass for their old log-probs
-    max_len: int  # data.max_len
+    max_len: int = _key("data.max_len")
     max_new_tokens: int  # rollout.max_new_tokens; of a dialogue, all of it
-    temperature: float  # rollout.temperature
-    checkpointing: bool  # actor.gradient_checkpointing_enable
-    packing: bool  # ds.packing_samples
+    temperature: float = _key("rollout.temperature")
+    checkpointing: bool = _key("actor.gradient_checkpointing_enable")
+    packing: bool = _key("ds.packing_samples")
     dealt: bool  # samples are balanced by length (sg.batches)
     logits: Logits
 
     # checkpoints
     save_steps: int  # ckpt.save_steps; 0 for none before the end
-    keep: int  # ckpt.max_num
-    save_hf: bool  # ckpt.save_hf
+    keep: int = _key("ckpt.max_num")
+    save_hf: bool = _key("ckpt.save_hf")
     save_optimizer: bool  # a DeepSpeed folder, from which a run can resume
     best: bool  # ckpt.best_metric_key is set
 
@@ -157,57 +167,31 @@ def run_shape(config: Config) -> RunShape | None:
     max_len = value("data.max_len")
     shards = value("ds.ring_attn_size") * value("ds.tensor_parallel_size")
     cpu = hardware == "cpu" or value("vllm.sync_backend") == "gloo"
-    ranks = value("actor.num_nodes") * value("actor.num_gpus_per_node")
     names = {name for group in topology.groups(value) for name in group.who.split(", ")}
     return RunShape(
+        **{f.name: value(f.metadata["key"]) for f in fields(RunShape) if f.metadata},
         model=model,
         hardware=hardware,
         cpu=cpu,
-        nodes=value("actor.num_nodes"),
-        gpus_per_node=value("actor.num_gpus_per_node"),
-        gpus_apart=topology.gpus(value) - ranks,
+        gpus_apart=topology.gpus(value) - topology.gpus_of(value, "actor"),
         not_planned=tuple(name for name in ("critic", "reward") if name in names),
         engines=value("vllm.num_engines") or 0,
-        engine_tp=value("vllm.tensor_parallel_size"),
         colocated=topology.engines_share(value),
         samples_ahead=bool(value("train.async_enable")) and config.sg.max_staleness > 0,
-        engines_sleep=bool(value("vllm.enable_sleep")),
-        trainer_sleeps=bool(value("ds.enable_sleep")),
-        eager_engines=bool(value("vllm.enforce_eager")),
-        gpu_memory_utilization=float(value("vllm.gpu_memory_utilization")),
-        prefix_caching=bool(value("vllm.enable_prefix_caching")),
-        sync_backend=value("vllm.sync_backend"),
         sync_bucket=_sync_bucket(config),
-        zero_stage=value("ds.zero_stage"),
         shards=shards,
-        ring=value("ds.ring_attn_size"),
-        adam_offload=bool(value("ds.adam_offload")),
-        reference_offload=bool(value("ref.offload")),
-        reference=value("algo.kl.init_coef") > 0,
+        reference=topology.has_reference(value),
         reference_beside=bool(value("train.colocate_all") or value("train.colocate_actor_ref")),
         old_share=old_log_prob_rule(value).share,
-        ema=bool(value("train.enable_ema")),
-        lora_rank=value("ds.lora.rank"),
         grad_bytes=4 if "fp32" in (value("ds.grad_accum_dtype"), value("ds.param_dtype")) else 2,
         weight_bytes=4 if value("ds.param_dtype") == "fp32" else 2,
-        prompts=value("rollout.batch_size"),
-        group=value("rollout.n_samples_per_prompt"),
-        train_batch=value("train.batch_size"),
-        train_micro=value("train.micro_batch_size"),
-        rollout_micro=value("rollout.micro_batch_size"),
         train_tokens=train_tokens,
         rollout_tokens=(value("rollout.max_tokens_per_gpu") or train_tokens) if dynamic else None,
         epochs=value("train.max_epochs") * (2 if config.sg.update == "lopti" else 1),
-        max_len=max_len,
         max_new_tokens=min(value("rollout.max_new_tokens") or max_len, max_len),
-        temperature=float(value("rollout.temperature")),
-        checkpointing=bool(value("actor.gradient_checkpointing_enable")),
-        packing=bool(value("ds.packing_samples")),
         dealt=config.sg.batches == "balanced" and not dynamic and shards == 1,
         logits=_logits(config, model),
         save_steps=max(0, value("ckpt.save_steps")),
-        keep=value("ckpt.max_num"),
-        save_hf=bool(value("ckpt.save_hf")),
         save_optimizer=not value("ckpt.disable_ds"),
         best=value("ckpt.best_metric_key") != "none",
         turns=_turns(config),

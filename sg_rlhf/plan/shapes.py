@@ -24,7 +24,6 @@ class ModelShape:
     Attributes:
         name: hub id or folder.
         family: ``model_type`` of its configuration.
-        gated: whether the hub gives it only to those who accepted its licence, with a token.
     """
 
     name: str
@@ -38,9 +37,7 @@ class ModelShape:
     tied: bool
     qkv_bias: bool
     qk_norm: bool
-    max_positions: int
     family: str = ""
-    gated: bool = False
 
     @property
     def attention_parameters(self) -> int:
@@ -137,9 +134,7 @@ def from_config(name: str, config: Mapping[str, Any]) -> ModelShape:
             tied=bool(config.get("tie_word_embeddings", False)),
             qkv_bias=bool(config.get("attention_bias", kind == "qwen2")),
             qk_norm=kind == "qwen3",
-            max_positions=config.get("max_position_embeddings", 0),
             family=kind,
-            gated=bool(config.get("gated", False)),
         )
     except KeyError as missing:
         raise ValueError(f"{name}: its config.json has no {missing}") from None

@@ -32,7 +32,6 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         prog="python -m sg_rlhf.publish.push",
         description=__doc__,
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="directory of a finished run")
     target = parser.add_mutually_exclusive_group(required=True)

@@ -40,7 +40,6 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         prog="python -m sg_rlhf.report",
         description=__doc__,
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run_dirs", metavar="RUN_DIR", nargs="+", type=Path)
     parser.add_argument(

@@ -18,7 +18,6 @@ from sg_rlhf.report import (
     timing_figures,
     token_figures,
 )
-from sg_rlhf.report.figures import Missing
 from sg_rlhf.report.runs import Group
 
 
@@ -145,12 +144,6 @@ FIGURES = (
         figures.length,
     ),
     Entry(
-        "timing", "Where the time goes",
-        "Median seconds of each part of a rollout, without the first one. Evaluations and "
-        "checkpoints are not in it.",
-        timing_figures.timing,
-    ),
-    Entry(
         "seconds_per_rollout", "Seconds of each rollout",
         "Wall clock from one rollout's row to the next, by part; several seeds are their mean. One "
         "colour is one phase. Longest response: from when 90 % of the prompts were finished until "
@@ -193,6 +186,3 @@ def write_all(groups: list[Group], folder: Path, formats: tuple[str, ...]) -> li
             if figures.write(entry.draw, groups, path):
                 written.append(path)
     return written
-
-
-__all__ = ["FIGURES", "Entry", "Missing", "draw", "write_all"]

@@ -131,9 +131,7 @@ def band(curves: list[Curve]) -> tuple[list[float], list[float], list[float], li
     return xs, [statistics.fmean(v) for v in at], [min(v) for v in at], [max(v) for v in at]
 
 
-def draw_seeds(
-    axes: Axes, curves: list[Curve], index: int, label: str, *, window: int = 1, raw: bool = True
-) -> bool:
+def draw_seeds(axes: Axes, curves: list[Curve], index: int, label: str, *, window: int = 1) -> bool:
     """One group: a line, or for several seeds their mean, their range, and each thinly.
 
     Returns:
@@ -149,7 +147,7 @@ def draw_seeds(
     look: dict[str, Any] = {"color": color(index), "solid_capstyle": "round"}
     if len(curves) == 1:
         xs, ys = [x for x, _ in curves[0]], [y for _, y in curves[0]]
-        if window > 1 and raw:
+        if window > 1:
             axes.plot(xs, ys, alpha=0.3, linewidth=0.8, **look)
         mean = [y for _, y in smoothed[0]]
         marker = "o" if len(xs) == 1 else None

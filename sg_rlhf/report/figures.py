@@ -37,12 +37,12 @@ class Missing(ValueError):
     """The runs do not hold what a figure shows; one sentence for the page."""
 
 
-def spikes(norms: list[float], window: int = MEDIAN_WINDOW) -> list[int]:
-    """Indices of norms above ``SPIKE_FACTOR`` times the median of the ``window`` before them."""
+def spikes(norms: list[float]) -> list[int]:
+    """Indices of norms above ``SPIKE_FACTOR`` times the median of ``MEDIAN_WINDOW`` before them."""
     return [
         i
         for i in range(5, len(norms))
-        if norms[i] > SPIKE_FACTOR * statistics.median(norms[max(0, i - window) : i])
+        if norms[i] > SPIKE_FACTOR * statistics.median(norms[max(0, i - MEDIAN_WINDOW) : i])
     ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -30,9 +30,8 @@ NOT_COMPARED = (
 SEED = "train.seed"
 #: The resolved recipe, which training writes before its first rollout.
 CONFIG = "config.yaml"
-#: Keys whose values nobody should find in a page that is passed on.
-SECRETS = ("logger.wandb.key",)
-
+#: Keys of environment.json that are compared as versions are.
+PLATFORM = ("python", "system")
 #: Of a sample, a number for each of its tokens; samples of earlier versions have none.
 TOKEN_NUMBERS = ("engine_log_probs", "update_log_probs", "entropies")
 
@@ -306,29 +305,24 @@ def differences(groups: list[Group]) -> list[tuple[str, list[str]]]:
             ]
         if len(set(values) - {"-"}) > 1:
             found.append((key, values))
-    reading: dict[str, Callable[[Run], Any]] = {
-        "python": lambda run: run.environment.get("python"),
-        "system": lambda run: run.environment.get("system"),
-    }
-    packages = {name for run in first for name in _versions(run)}
-    for name in sorted(packages):
-        reading[name] = lambda run, name=name: _versions(run).get(name)  # type: ignore[misc]
-    for name, read in reading.items():
-        values = [_shown(name, read(run)) for run in first]
+    versions = [_versions(run) for run in first]
+    packages = sorted({name for found in versions for name in found} - {*PLATFORM})
+    for name in (*PLATFORM, *packages):
+        values = [_shown(name, found.get(name)) for found in versions]
         if len(set(values)) > 1:
             found.append((f"version of {name}", values))
     return found
 
 
 def _versions(run: Run) -> dict[str, Any]:
-    versions = run.environment.get("versions")
-    return versions if isinstance(versions, dict) else {}
+    """Of Python, the system and the packages."""
+    packages = run.environment.get("versions")
+    platform = {name: run.environment.get(name) for name in PLATFORM}
+    return {**(packages if isinstance(packages, dict) else {}), **platform}
 
 
 def _shown(key: str, value: Any) -> str:
-    if key in SECRETS and value:
-        return "(set)"
-    return "not set" if value is None else one_line(str(value))
+    return "not set" if value is None else one_line(str(redact(key, value)))
 
 
 def all_settings(run: Run) -> list[tuple[str, str]]:

@@ -24,15 +24,6 @@ from sg_rlhf.run_dir.final_model import final_checkpoint, final_checkpoint_compl
 PLOTS = ("reward.png", "grad_norm.png")
 
 
-def summarize(run_dir: Path) -> dict[str, Any]:
-    """The figures of a run.
-
-    Raises:
-        RunError: no run, or one without a single rollout, is there.
-    """
-    return figures_of(_read(run_dir))
-
-
 def _read(run_dir: Path) -> Run:
     run = read_run(run_dir)
     if not run.steps:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from sg_rlhf.config.log_probs import old_log_prob_rule
+from sg_rlhf.config.derived.log_probs import old_log_prob_rule
 
 Setting = Callable[[str], Any]
 

@@ -1,4 +1,4 @@
-"""The figures of time: seconds of a rollout by part, over training and as a summary."""
+"""The figure of time: seconds of each rollout by part, and what to change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from sg_rlhf.report import drawing
 from sg_rlhf.report.drawing import GRID, INK, MUTED, SERIES
 from sg_rlhf.report.figures import Missing
-from sg_rlhf.report.runs import Group, Row, number
+from sg_rlhf.report.runs import Group, number
 from sg_rlhf.report.text import drawn
 from sg_rlhf.report.time_advice import advice
 from sg_rlhf.run_dir.timing_keys import OTHER, PREFIX, TOTAL, exclusive_seconds
@@ -167,34 +167,9 @@ def _leave_out_the_first(panels: list[Axes], tops: list[list[float]]) -> None:
             )  # fmt: skip
 
 
-def timing(groups: list[Group]) -> Figure:
-    """Median seconds of each part of a rollout, the first rollout left out."""
-    figure, (axes,) = drawing.subplots(height=1.45 + 0.4 * len(groups))
-    rows = [_medians(group) for group in groups]
-    if not any(sum(row.values()) for row in rows):
-        raise Missing("The runs log no timings.")
-    left = [0.0] * len(groups)
-    for shown, values in _drawn_parts(rows, _large_parts([[row] for row in rows])):
-        axes.barh(range(len(groups)), values, 0.6, left=left, label=shown.title, **shown.look)
-        left = [a + b for a, b in zip(left, values, strict=True)]
-    for index, seconds in enumerate(left):
-        axes.annotate(f" {seconds:.1f} s", (seconds, index), va="center", fontsize=8.5)
-    axes.set_yticks(range(len(groups)), [drawn(group.label) for group in groups])
-    axes.invert_yaxis()
-    axes.grid(visible=False, axis="y")
-    axes.margins(x=0.12)
-    axes.set_xlabel("seconds per rollout (median of each part)")
-    drawing.legend(axes, "above")
-    return figure
-
-
-def _later_rows(group: Group) -> list[Row]:
-    return [row for run in group.runs for row in (run.metrics[1:] or run.metrics)]
-
-
 def _medians(group: Group) -> dict[str, float]:
-    """The median of each part; what they lack of the median rollout is ``other``."""
-    rows = _later_rows(group)
+    """The median of each part, without the first rollout; ``other`` is the rest of the whole."""
+    rows = [row for run in group.runs for row in (run.metrics[1:] or run.metrics)]
     found = [parts for row in rows if (parts := exclusive_seconds(row))]
     names = found[0] if found else [name for shown in SHOWN for name in shown.names]
     medians = {name: statistics.median([row[name] for row in found] or [0.0]) for name in names}

@@ -14,7 +14,7 @@ MAX_THREADS = 4096
 
 
 class Parser(OneLineParser):
-    """An argument parser whose errors are one line and whose help keeps its examples' lines."""
+    """An argument parser that takes no abbreviated options."""
 
     def __init__(self, prog: str, description: str, epilog: str) -> None:
         super().__init__(
@@ -22,7 +22,6 @@ class Parser(OneLineParser):
             description=description,
             epilog=epilog,
             allow_abbrev=False,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
         )
 
 

@@ -49,7 +49,6 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
         prog="python -m sg_rlhf.studies",
         description=__doc__,
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--study", required=True, type=Path, metavar="FILE", help="the study")
     parser.add_argument("--out", type=Path, metavar="DIR", help="results [experiments/<study>]")
@@ -68,7 +67,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
 
 
 def write_tables(study: Study, finished: dict[Cell, dict[str, Any]], out: Path) -> None:
-    """results.jsonl.gz, results.json, results.md and the pictures of these cells."""
+    """results.jsonl.gz, results.json, results.md and differences.png of these cells."""
     study_results.write_record(out, finished.items())
     rows = study_results.summarize(study, finished.items())
     pooled = study_results.over_regimes(rows)
@@ -80,10 +79,9 @@ def write_tables(study: Study, finished: dict[Cell, dict[str, Any]], out: Path) 
     # The interval of one seed is NaN.
     write_whole(out / "results.json", strict_json.dumps(content) + "\n")
     write_whole(out / "results.md", study_tables.table(study, rows, pooled, rankings))
-    from sg_rlhf.studies import plots as study_plots  # matplotlib: only where it draws
-
-    study_plots.plot(study, rows, out / "results.png")
     if any("held_out_after_difference" in row for row in rows):
+        from sg_rlhf.studies import plots as study_plots  # matplotlib: only where it draws
+
         study_plots.plot_differences(study, rows, out / "differences.png")
 
 
@@ -181,7 +179,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
     # A shell starts background jobs with SIGINT ignored; whoever sends it means it.
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _interrupt)
+        signal.signal(number, signal.default_int_handler)
     failures: list[str] = []
     interrupted = False
     try:
@@ -240,9 +238,5 @@ def report_results(runner: Runner) -> list[Cell]:
         print(f"{older} of {len(finished)} runs are of {study_results.RECORD}, made with other "
               "settings or by an earlier version")  # fmt: skip
     write_tables(runner.study, finished, runner.out)
-    print(f"tables and pictures: {runner.out}/results.md, .json, .png, differences.png")
+    print(f"tables and picture: {runner.out}/results.md, results.json, differences.png")
     return list(finished)
-
-
-def _interrupt(_signum: int, _frame: Any) -> None:
-    raise KeyboardInterrupt

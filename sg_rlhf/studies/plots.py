@@ -1,4 +1,4 @@
-"""The pictures of a study: every variant of a regime, and every variant beside the baseline."""
+"""The picture of a study: every variant beside the baseline."""
 
 from __future__ import annotations
 
@@ -15,43 +15,8 @@ from sg_rlhf.common import figures
 from sg_rlhf.studies.plan import Study
 from sg_rlhf.studies.results import geometric_mean, interval
 
-
-def plot(study: Study, rows: list[dict[str, Any]], path: Path) -> None:
-    """A panel per regime: held-out accuracy, and the largest gradient norm over the median one.
-
-    A dot is a seed, a ring their mean, with its interval where there are seeds enough.
-    """
-    regimes = [name for name in study.file.regimes if any(r["regime"] == name for r in rows)]
-    sizes = [sum(row["regime"] == name for row in rows) for name in regimes]
-    height = 0.6 + 0.28 * sum(sizes) + 0.7 * len(regimes)
-    figure = Figure(figsize=(9, height), layout="constrained")
-    panels = figure.subplots(len(regimes), 2, squeeze=False, height_ratios=sizes)
-    for (left, right), regime in zip(panels, regimes, strict=True):
-        of_regime = [row for row in rows if row["regime"] == regime][::-1]
-        names = [f"{row['variant']} ({len(row['seeds'])})" for row in of_regime]
-        for axes, key, title in (
-            (left, "held_out_after", "held-out accuracy"),
-            (right, "grad_norm_peak", "largest gradient norm / median"),
-        ):
-            for position, row in enumerate(of_regime):
-                if key not in row:
-                    continue
-                is_baseline = row["variant"] == study.file.baseline
-                color = "#d1601f" if is_baseline else "#1f5fa8"
-                values = row[key]["values"]
-                axes.plot(values, [position] * len(values), ".", color=color, alpha=0.55)
-                mean = _mean_and_interval(axes, position, values, color, logarithmic=axes is right)
-                if is_baseline:
-                    axes.axvline(mean, color=color, lw=0.8, ls="--")
-            if axes is right:
-                _logarithmic(axes)
-                # No peak is below 1; an interval of a few seeds would take all the room there is.
-                peaks = [peak for row in of_regime for peak in row[key]["values"]]
-                axes.set_xlim(1, 2 * max(peaks))
-            axes.set_yticks(range(len(names)), names if axes is left else [])
-            axes.set_ylim(-0.6, len(names) - 0.4)
-            _frame(axes, f"{regime}: {title}")
-    figures.save(figure, path, dpi=130)
+#: Colour of a mean and its interval.
+RING = "#222222"
 
 
 def plot_differences(study: Study, rows: list[dict[str, Any]], path: Path) -> None:
@@ -78,7 +43,7 @@ def plot_differences(study: Study, rows: list[dict[str, Any]], path: Path) -> No
             sample = of_variant[0][key]["values"]
             if len(of_variant) > 1:
                 sample = [row[key]["mean"] for row in of_variant]
-            _mean_and_interval(axes, position, sample, "#222222", logarithmic=axes is right)
+            _mean_and_interval(axes, position, sample, logarithmic=axes is right)
         axes.axvline(1.0 if axes is right else 0.0, color="#888888", lw=0.8, ls="--")
         _frame(axes, f"{title}, beside {study.file.baseline}")
     left.set_yticks(range(len(variants)), variants)
@@ -110,15 +75,14 @@ def _logarithmic(axes: Any) -> None:
 
 
 def _mean_and_interval(
-    axes: Any, position: int, values: Sequence[float], color: str, *, logarithmic: bool
-) -> float:
-    """Draw a ring and its interval; the mean (the geometric one on a logarithmic axis)."""
+    axes: Any, position: int, values: Sequence[float], *, logarithmic: bool
+) -> None:
+    """Draw a ring at the mean (the geometric one on a logarithmic axis), and its interval."""
     if logarithmic:
         mean, low, high = geometric_mean(values)
     else:
         mean, half = statistics.fmean(values), interval(values)
         low, high = mean - half, mean + half
-    axes.plot(mean, position, "o", mfc="none", mec=color, ms=8)
+    axes.plot(mean, position, "o", mfc="none", mec=RING, ms=8)
     if not math.isnan(low):
-        axes.errorbar(mean, position, xerr=[[mean - low], [high - mean]], color=color, capsize=3)
-    return mean
+        axes.errorbar(mean, position, xerr=[[mean - low], [high - mean]], color=RING, capsize=3)

@@ -12,7 +12,6 @@ docs/results.md has their size, their warm start and their accuracy.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import shutil
@@ -215,7 +214,6 @@ def check(folder: Path) -> dict[str, Any]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status (0, or 2 for bad input)."""
     parser = OneLineParser(prog="python -m sg_rlhf.tiny.build", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--domain", metavar="NAME", default="kk", help="what it learns [kk]")
     parser.add_argument("--seed", type=non_negative_int, default=0, help="weights and data [0]")

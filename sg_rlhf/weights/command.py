@@ -62,7 +62,6 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         prog="python -m sg_rlhf.weights",
         description=__doc__,
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     builtin_recipes.add_arguments(parser, hardware_too=False)
     parser.add_argument("--json", action="store_true", help="print one JSON object, nothing else")

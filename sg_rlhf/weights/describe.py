@@ -11,7 +11,7 @@ from sg_rlhf.algo.objectives import Objective
 from sg_rlhf.algo.parameters import ParameterError
 from sg_rlhf.algo.weightings import Weighting
 from sg_rlhf.config import Config, ConfigError, weighting_of
-from sg_rlhf.config.algorithm_listing import losses
+from sg_rlhf.config.recipe_listing import losses
 from sg_rlhf.config.upstream_flags import KL_ESTIMATORS, POLICY_LOSS_TYPES
 from sg_rlhf.config.weighting_resolution import built_objective, check_update
 

@@ -24,7 +24,6 @@ MODEL = "Qwen/Qwen2.5-3B-Instruct"
 SMALL = ModelShape(
     name="small", hidden_size=32, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8,
     intermediate_size=64, vocab_size=101, tied=True, qkv_bias=True, qk_norm=False,
-    max_positions=64,
 )  # fmt: skip
 #: The index of the device in what ``reduce_tensor`` gives; upstream writes its own there.
 DEVICE_ARGUMENT = 6

@@ -60,7 +60,7 @@ def tokenizer_of_size(size: int) -> PreTrainedTokenizerFast:
 
 def config_of(fields: dict[str, Any], **more: Any) -> Qwen2Config:
     """The configuration of a shape of sg_rlhf/plan, or of :data:`SMALL`."""
-    known = {k: v for k, v in fields.items() if k not in ("model_type", "gated", "rope_theta")}
+    known = {k: v for k, v in fields.items() if k not in ("model_type", "rope_theta")}
     rope = {"rope_type": "default", "rope_theta": fields.get("rope_theta", 1e6)}
     return Qwen2Config(**known, rope_parameters=rope, **more)
 

@@ -13,7 +13,7 @@ import pytest
 from pyarrow import csv, parquet
 
 from sg_rlhf.config import load_config
-from sg_rlhf.config.prompt_count import count_prompts
+from sg_rlhf.config.checks.input_files import count_prompts
 from sg_rlhf.config.run_paths import with_absolute_paths, with_run_dir
 from sg_rlhf.doctor.command import main as doctor
 from sg_rlhf.launch.submit import main as submit

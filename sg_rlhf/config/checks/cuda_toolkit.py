@@ -54,7 +54,10 @@ def problem(
         toolkit: its version; None without a nvcc that runs.
         torch_cuda: the version of CUDA that torch was built for; None for a build without.
     """
-    if torch_cuda is None or (toolkit is not None and same_major(toolkit, torch_cuda)):
+    if torch_cuda is None:
+        return None
+    major = torch_cuda.split(".")[0]
+    if toolkit is not None and toolkit[0] == int(major):
         return None
     if toolkit is not None:
         found = f"{home} is {toolkit[0]}.{toolkit[1]}, and torch is built for {torch_cuda}"
@@ -62,11 +65,6 @@ def problem(
         found = f"{home} has no nvcc that runs" if home else "there is none"
     return (
         f"ds.deepcompile=true: needs the CUDA toolkit, which compiles its operators, but {found}: "
-        f"install one of {torch_cuda.split('.')[0]}.x and set {cuda_home.HOME}; or "
+        f"install one of {major}.x and set {cuda_home.HOME}; or "
         "set ds.deepcompile=false"
     )
-
-
-def same_major(toolkit: tuple[int, int], torch_cuda: str) -> bool:
-    """Whether code compiled by the toolkit runs with the libraries that torch brings."""
-    return toolkit[0] == int(torch_cuda.split(".")[0])

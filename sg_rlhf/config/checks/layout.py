@@ -9,14 +9,11 @@ steps. Every function takes ``value``: dotted key -> its value.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
 
-from sg_rlhf.config import topology
-from sg_rlhf.config.async_config import async_config
+from sg_rlhf.config.derived import topology
+from sg_rlhf.config.derived.async_config import async_config
+from sg_rlhf.config.derived.topology import Value
 from sg_rlhf.config.upstream_flags import POLICY_LOSS_TYPES
-
-Value = Callable[[str], Any]
 
 #: Counts that must be set and at least 1.
 COUNTS = (
@@ -81,7 +78,7 @@ def check_placement(value: Value) -> None:
     """Refuse models that share GPUs and differ in their number."""
     shared = value("train.colocate_all") or value("train.colocate_actor_ref")
     pairs = []
-    if shared and value("algo.kl.init_coef") > 0:
+    if shared and topology.has_reference(value):
         pairs.append(("actor", "ref"))
     if topology.has_critic(value) and value("train.colocate_critic_reward"):
         pairs.append(("critic", "reward"))

@@ -5,15 +5,11 @@ Every function takes ``value``: dotted key -> its value, and raises ValueError w
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from sg_rlhf.algo.policy_loss import check_objective
-from sg_rlhf.config import topology
+from sg_rlhf.config.derived import topology
+from sg_rlhf.config.derived.topology import Value
 from sg_rlhf.config.upstream_flags import KL_ESTIMATORS, POLICY_LOSS_TYPES, PROMPT_MEAN
 from sg_rlhf.config.weighting_resolution import built_objective, built_weighting, check_update
-
-Value = Callable[[str], Any]
 
 
 def check_advantages(value: Value) -> None:

@@ -21,7 +21,7 @@ from ray.util.placement_group import PlacementGroup, placement_group_table, remo
 from ray.util.placement_group import placement_group as create
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from sg_rlhf.config.topology import Group
+from sg_rlhf.config.derived.topology import Group
 from sg_rlhf.overlay.reporting.errors import RunStopped
 
 #: The resources of one process of a model, or of one worker of an engine.
@@ -103,7 +103,7 @@ def reserve(
     """Create all placement groups of a run, and wait until the cluster has the resources.
 
     Args:
-        wanted: of :func:`sg_rlhf.config.topology.groups`.
+        wanted: of :func:`sg_rlhf.config.derived.topology.groups`.
         seconds: how long to wait at most.
         say: gets a message while the run waits.
         hint: a remedy, for the error message.

@@ -16,7 +16,7 @@ import ray
 import transformers
 
 from sg_rlhf.config import EvalSet
-from sg_rlhf.config.async_config import async_config
+from sg_rlhf.config.derived.async_config import async_config
 from sg_rlhf.overlay.cluster import placement
 from sg_rlhf.overlay.controller import (
     evaluation,

@@ -11,7 +11,7 @@ from typing import Any
 from sg_rlhf.config import MODULE_KEYS, Config, ConfigError, local_path
 from sg_rlhf.config import checks as recipe_checks
 from sg_rlhf.config.checks import cuda_toolkit, optional_packages
-from sg_rlhf.config.prompt_count import count_prompts
+from sg_rlhf.config.checks.input_files import count_prompts
 from sg_rlhf.config.upstream_flags import KL_ESTIMATORS, UpstreamChanged, flags, validate_args
 from sg_rlhf.overlay.cpu import platform
 from sg_rlhf.overlay.model import packed_attention

@@ -13,7 +13,8 @@ import ray
 from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
 
 from sg_rlhf.common import resources
-from sg_rlhf.config import domain_settings, topology
+from sg_rlhf.config import domain_settings
+from sg_rlhf.config.derived import topology
 from sg_rlhf.overlay.cluster import node_check, placement
 from sg_rlhf.overlay.cpu import platform
 from sg_rlhf.overlay.fork_server import client as fork_server

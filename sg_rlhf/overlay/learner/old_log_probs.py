@@ -1,7 +1,7 @@
 """Old log-probs without a forward pass over the whole rollout.
 
 Upstream computes them for every sample before the update. Here
-(:func:`sg_rlhf.config.log_probs.old_log_prob_rule`) it depends on the optimizer step:
+(:func:`sg_rlhf.config.derived.log_probs.old_log_prob_rule`) it depends on the optimizer step:
 
 - In the first step of a rollout the policy has not changed yet. The loss uses the current
   log-probs, detached.
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from sg_rlhf.algo.nonfinite import rows_not_finite
-from sg_rlhf.config.log_probs import OldLogProbRule, old_log_prob_rule
+from sg_rlhf.config.derived.log_probs import OldLogProbRule, old_log_prob_rule
 from sg_rlhf.overlay.learner.replay_buffer import batch_on_device, policy_forward
 from sg_rlhf.overlay.reporting.errors import NonFiniteError
 from sg_rlhf.overlay.settings.lookup import value_of

@@ -6,8 +6,9 @@ response tokens instead (:mod:`sg_rlhf.algo.log_probs.fused_log_probs`), while a
 It is still the head's own forward pass, so its hooks run as they do for logits: ZeRO-3 gathers the
 head once in forward and once in backward.
 
-Some models scale or cap their logits (:data:`sg_rlhf.config.log_probs.FUSED_FAMILIES`). The head
-then computes log-probs of the changed logits, and the model's own change is off during the pass.
+Some models scale or cap their logits (:data:`sg_rlhf.config.derived.log_probs.FUSED_FAMILIES`). The
+head then computes log-probs of the changed logits, and the model's own change is off during the
+pass.
 
 Models whose head is not a plain linear layer, and families that are not in that table, keep
 upstream's path, as do all models with ``actor.fused_logprobs=false``.
@@ -26,7 +27,7 @@ from openrlhf.models.ring_attn_utils import gather_and_pad_tensor, unpad_and_sli
 from torch import Tensor
 
 from sg_rlhf.algo.log_probs.fused_log_probs import selected_log_probs
-from sg_rlhf.config.log_probs import FUSED_FAMILIES
+from sg_rlhf.config.derived.log_probs import FUSED_FAMILIES
 from sg_rlhf.overlay.model import packed_attention, prefix_sharing
 from sg_rlhf.overlay.settings import worker_settings
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from openrlhf.trainer.ppo_utils.experience import Experience
 
-from sg_rlhf.config.async_config import AsyncConfig
+from sg_rlhf.config.derived.async_config import AsyncConfig
 from sg_rlhf.overlay.reporting.errors import RunStopped
 from sg_rlhf.run_dir.weight_versions import oldest_version
 

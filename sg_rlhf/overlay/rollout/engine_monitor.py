@@ -17,7 +17,7 @@ import functools
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,24 +59,32 @@ def after_start(original: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _wait_for_start(handles: Sequence[Any], seconds: float) -> None:
+def _wait_for_start(
+    handles: Sequence[Any], seconds: float, stopped: threading.Event | None = None
+) -> None:
+    """Return when every engine has answered, or soon after ``stopped`` is set.
+
+    Raises:
+        EngineLost: an engine did not answer in time.
+        RayError: an engine did not start; a note says which.
+    """
     pending = {handle.ping.remote(): index for index, handle in enumerate(handles)}
     deadline = time.monotonic() + seconds
-    while pending:
+    while pending and not (stopped and stopped.is_set()):
         remaining = max(0.0, deadline - time.monotonic())
-        ready, _ = ray.wait(list(pending), num_returns=1, timeout=remaining)
-        if not ready:
-            raise EngineLost(_late_message(pending.values(), seconds))
+        ready, _ = ray.wait(list(pending), num_returns=1, timeout=min(POLL_INTERVAL, remaining))
         for reference in ready:
-            ray.get(reference)  # raises why an engine did not start
-            del pending[reference]
-
-
-def _late_message(engines: Iterable[int], seconds: float) -> str:
-    return (
-        f"rollout {engine_names(sorted(engines))} did not start within {seconds:g} s "
-        "(sg.engine_start_timeout; logs/)"
-    )
+            index = pending.pop(reference)
+            try:
+                ray.get(reference)
+            except ray.exceptions.RayError as error:
+                error.add_note(f"rollout engine {index} did not start")
+                raise
+        if pending and time.monotonic() > deadline:
+            raise EngineLost(
+                f"rollout {engine_names(sorted(pending.values()))} did not start within "
+                f"{seconds:g} s (sg.engine_start_timeout; logs/)"
+            )
 
 
 # -- health checks -----------------------------------------------------------------------------
@@ -116,23 +124,15 @@ class StartMonitor:
         self._thread.join()
 
     def _watch(self) -> None:
-        pending = {handle.ping.remote(): index for index, handle in enumerate(self._handles)}
-        deadline = time.monotonic() + self._timeout
-        while pending and not self._stopped.is_set():
-            ready, _ = ray.wait(list(pending), num_returns=1, timeout=POLL_INTERVAL)
-            for reference in ready:
-                index = pending.pop(reference)
-                try:
-                    ray.get(reference)
-                except ray.exceptions.RayError as error:
-                    cause = error_report.summarize(error)
-                    if not cause.startswith("rollout engine"):
-                        cause = f"rollout engine {index} did not start: {cause}"
-                    return self._abort(cause)
-            if pending and time.monotonic() > deadline:
-                return self._abort(_late_message(pending.values(), self._timeout))
-
-    def _abort(self, line: str) -> None:
+        try:
+            _wait_for_start(self._handles, self._timeout, self._stopped)
+            return
+        except EngineLost as error:
+            line = str(error)
+        except ray.exceptions.RayError as error:
+            line = error_report.summarize(error)
+            if not line.startswith("rollout engine"):
+                line = f"{error.__notes__[-1]}: {line}"
         _leave_message(self._run_dir, line)
         for rank in self._ranks:
             ray.kill(rank)

@@ -13,7 +13,7 @@ import torch
 from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 from vllm import SamplingParams
 
-from sg_rlhf.config.async_config import AsyncConfig
+from sg_rlhf.config.derived.async_config import AsyncConfig
 from sg_rlhf.overlay.reporting import activity
 from sg_rlhf.overlay.reporting.errors import RewardError
 from sg_rlhf.overlay.reporting.timing import PhaseTimer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sg_rlhf.config import topology
+from sg_rlhf.config.derived import topology
 from sg_rlhf.overlay.reporting.errors import UnusablePrompts
 from sg_rlhf.overlay.settings.lookup import value_of
 
@@ -73,5 +73,5 @@ def check_prompts(plan: Plan, args: Any) -> None:
 
 
 def data_parallel_ranks(args: Any) -> dict[str, int]:
-    """See :func:`sg_rlhf.config.topology.data_parallel_ranks`."""
+    """See :func:`sg_rlhf.config.derived.topology.data_parallel_ranks`."""
     return topology.data_parallel_ranks(value_of(args))

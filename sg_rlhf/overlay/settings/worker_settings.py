@@ -97,7 +97,7 @@ def uses_fused_log_probs(args: Any) -> bool:
         args: upstream's nested namespace with ``sg``.
     """
     # For the driver: every worker imports this module, and none needs the recipes' modules.
-    from sg_rlhf.config.log_probs import fused_log_probs_supported
+    from sg_rlhf.config.derived.log_probs import fused_log_probs_supported
 
     return fused_log_probs_supported(
         args.sg.fused_logprobs, args.ds.tensor_parallel_size, args.ds.deepcompile

@@ -15,8 +15,8 @@ from sg_rlhf.config import (
     MODULE_KEYS,
     ConfigError,
     SGSettings,
-    algorithm_listing,
     load_config,
+    recipe_listing,
     weighting_of,
 )
 from sg_rlhf.config.old_names import OLD_NAMES
@@ -77,8 +77,8 @@ def test_every_algorithm_has_a_line_in_the_help(capsys: pytest.CaptureFixture[st
     lines = capsys.readouterr().out.splitlines()
     for name in [*(p.stem for p in ALGORITHMS), *WEIGHTINGS, *POLICY_LOSS_TYPES, *KL_ESTIMATORS]:
         assert any(line.split()[:1] == [name] and len(line.split()) > 4 for line in lines), name
-    assert set(algorithm_listing.losses()) == set(flags()["actor.policy_loss_type"].choices or ())
-    listed = {name for names in algorithm_listing.KL for name in names.split(", ")}
+    assert set(recipe_listing.losses()) == set(flags()["actor.policy_loss_type"].choices or ())
+    listed = {name for names in recipe_listing.KL for name in names.split(", ")}
     assert listed == set(flags()["algo.kl.estimator"].choices or ())
 
 

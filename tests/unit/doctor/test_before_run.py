@@ -46,7 +46,7 @@ def test_a_recipe_for_gpus_where_there_are_none_is_refused_by_its_flags(
 
 def with_old_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, *[H100] * 8, driver="550.163.01", cuda=12040)
-    monkeypatch.setattr(doctor_recipe, "model", lambda *_: None)
+    monkeypatch.setattr(doctor_recipe, "model", lambda *_, **__: None)
 
 
 def test_a_driver_too_old_is_named_before_the_flags(
@@ -79,7 +79,7 @@ def judged(
     monkeypatch: pytest.MonkeyPatch, machine: Facts, recipe: Path, *overrides: str
 ) -> list[str]:
     """The warnings of another machine, which has the model."""
-    monkeypatch.setattr(doctor_recipe, "model", lambda *_: None)
+    monkeypatch.setattr(doctor_recipe, "model", lambda *_, **__: None)
     monkeypatch.setattr("sg_rlhf.doctor.before_run.gather", lambda run_dir: machine)
     return before_run(load_config(recipe, overrides), Path("runs/first"))
 
@@ -100,6 +100,6 @@ def test_on_a_cluster_the_drivers_node_may_have_nothing(monkeypatch: pytest.Monk
     monkeypatch.setenv("SG_PLATFORM", "cuda")
     assert judged(monkeypatch, login, THREE) == []
     gated = Check("model", FAILED, "gated, and not for this token", "org/gated")
-    monkeypatch.setattr(doctor_recipe, "model", lambda *_: gated)
+    monkeypatch.setattr(doctor_recipe, "model", lambda *_, **__: gated)
     with pytest.raises(UnfitMachine, match=r"^model: found gated"):
         before_run(load_config(THREE), Path("runs/first"))

@@ -83,8 +83,9 @@ def test_a_model_in_the_cache(monkeypatch: pytest.MonkeyPatch, hub: Path, whole:
     (snapshot / "pytorch_model.bin.index.json").write_text(json.dumps(index))
     for name in ("one.bin", "two.bin")[: 1 + whole]:
         (snapshot / name).touch()
-    assert (recipe.cached_model(MODEL) == snapshot) == whole
-    check = recipe.model(MODEL)
+    found = recipe.cached_model(MODEL)
+    assert (found == snapshot) == whole
+    check = recipe.model(MODEL, cached=found is not None)
     assert check is not None and check.status == (OK if whole else FAILED)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sg_rlhf.report import accuracy_figures, catalogue, page, summary
+from sg_rlhf.report import accuracy_figures, catalogue, figures, page, summary
 from sg_rlhf.report.evaluations import (
     held_out_accuracy,
     held_out_label,
@@ -134,7 +134,7 @@ def test_every_set_has_a_panel_with_its_own_numbers(tmp_path: Path, seeds: int) 
 
 def test_a_run_of_one_data_set_has_no_panels(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "run"))
-    with pytest.raises(catalogue.Missing, match=r"one data set rather than several"):
+    with pytest.raises(figures.Missing, match=r"one data set rather than several"):
         catalogue.draw(_entry("accuracy_by_set"), [Group("run", (run,))])
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from sg_rlhf.report import summary
 from sg_rlhf.report.figures import spikes
+from sg_rlhf.report.runs import read_run
 from sg_rlhf.run_dir import jsonl_log
 
 
@@ -80,13 +81,13 @@ def test_a_run_of_an_earlier_version_has_the_same_figures(tmp_path: Path) -> Non
         write_run(folder)
     steps = earlier / jsonl_log.OPTIMIZER_STEPS
     steps.write_text(steps.read_text().replace("actor_grad_norm", "grad_norm"))
-    assert summary.summarize(earlier) == summary.summarize(today)
+    assert summary.figures_of(read_run(earlier)) == summary.figures_of(read_run(today))
 
 
 def test_summary_and_plots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(tmp_path)
     assert summary.main([str(tmp_path)]) == 0
-    figures = summary.summarize(tmp_path)
+    figures = summary.figures_of(read_run(tmp_path))
     assert figures["accuracy_before"] == 0.25 and figures["accuracy_after"] == 0.55
     assert figures["reward_first"] == pytest.approx(0.3)
     assert figures["reward_last"] == pytest.approx(1.0)
@@ -101,12 +102,12 @@ def test_summary_and_plots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 def test_what_was_skipped_is_a_line(tmp_path: Path) -> None:
     write_run(tmp_path)
-    figures = summary.summarize(tmp_path)
+    figures = summary.figures_of(read_run(tmp_path))
     assert "not finite" not in summary.render(figures, tmp_path)
     rows = jsonl_log.read(tmp_path / jsonl_log.METRICS)
     counts = {"nonfinite/skipped_steps": 1.0, "nonfinite/samples": 8.0}
     jsonl_log.append(tmp_path / jsonl_log.METRICS, [{**rows[-2], **counts}, {**rows[-1], **counts}])
-    text = summary.render(summary.summarize(tmp_path), tmp_path)
+    text = summary.render(summary.figures_of(read_run(tmp_path)), tmp_path)
     assert "2 optimizer steps skipped, 16 responses left out (nonfinite.jsonl)" in text
 
 
@@ -139,7 +140,7 @@ def test_what_was_planned_is_beside_what_was_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_run(tmp_path)
-    assert ", planned " not in summary.render(summary.summarize(tmp_path), tmp_path)
+    assert ", planned " not in summary.render(summary.figures_of(read_run(tmp_path)), tmp_path)
     predicted = {"time": {"seconds": 4.0}, "gpu_memory_gib": 50.0, "policy_allocated_gib": 40.0}
     (tmp_path / "predicted.json").write_text(json.dumps(predicted))
     jsonl_log.append(
@@ -162,7 +163,7 @@ def test_what_was_planned_is_beside_what_was_measured(
     assert (figures["peak_allocated_gib"], figures["planned_peak_allocated_gib"]) == (39.0, 40.0)
     # A plan for a machine without GPUs has no time and no GPU.
     (tmp_path / "predicted.json").write_text('{"time": null, "gpu_memory_gib": null}')
-    assert ", planned " not in summary.render(summary.summarize(tmp_path), tmp_path)
+    assert ", planned " not in summary.render(summary.figures_of(read_run(tmp_path)), tmp_path)
 
 
 @pytest.mark.parametrize("adapters", [False, True])

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sg_rlhf.config.topology import Group, groups
+from sg_rlhf.config.derived.topology import Group, groups
 from sg_rlhf.overlay.cluster.placement import Node, bundles, missing_resources
 from sg_rlhf.overlay.settings.lookup import value_of
 

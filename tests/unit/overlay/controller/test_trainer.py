@@ -16,7 +16,7 @@ import ray
 import torch
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from sg_rlhf.config.async_config import AsyncConfig
+from sg_rlhf.config.derived.async_config import AsyncConfig
 from sg_rlhf.overlay.controller import engine_sync, rollout_stats, run_start
 from sg_rlhf.overlay.controller import trainer as controller
 from sg_rlhf.overlay.controller.controller_state import TOKENS, ControllerState

@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub import constants
 
 from sg_rlhf.config import load_config
-from sg_rlhf.config.input_checks import token_counter
+from sg_rlhf.config.checks.input_files import token_counter
 from sg_rlhf.overlay.driver import model_revision
 from sg_rlhf.overlay.driver.arguments import UsageError, upstream_arguments
 

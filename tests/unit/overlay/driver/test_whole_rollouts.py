@@ -11,7 +11,7 @@ import ray
 import torch
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from sg_rlhf.config.async_config import AsyncConfig
+from sg_rlhf.config.derived.async_config import AsyncConfig
 from sg_rlhf.overlay.reporting.errors import EngineLost, RewardError
 from sg_rlhf.overlay.rollout import dispatch
 from sg_rlhf.overlay.rollout.async_buffer import AsyncRolloutBuffer

@@ -10,7 +10,7 @@ import torch
 from openrlhf.models import Actor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from sg_rlhf.config.log_probs import FUSED_FAMILIES
+from sg_rlhf.config.derived.log_probs import FUSED_FAMILIES
 
 VOCABULARY = 97
 SHAPE = {

@@ -11,7 +11,7 @@ import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from sg_rlhf.config.async_config import AsyncConfig
+from sg_rlhf.config.derived.async_config import AsyncConfig
 from sg_rlhf.overlay.rollout.async_buffer import AsyncRolloutBuffer, OnPromptDone, PromptBatch
 
 BATCH = 2

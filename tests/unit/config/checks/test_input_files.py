@@ -11,13 +11,13 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from sg_rlhf.config import ConfigError, input_checks, load_config
-from sg_rlhf.config.checks import files
+from sg_rlhf.config import ConfigError, load_config
+from sg_rlhf.config.checks import files, input_files
 from sg_rlhf.data_io.prompt_validation import value_of
 from sg_rlhf.overlay.driver import run
 from sg_rlhf.train import main
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 TINY = str(ROOT / "configs" / "kk" / "grpo_sg_tiny_cpu.yaml")
 MODEL = ROOT / "sg_rlhf" / "tiny" / "kk_tiny"
 GOLD = "(1) Zoey is a knight"
@@ -53,8 +53,8 @@ def start(
         if not whole:  # what `main` asks, without the second that it takes for all else
             try:
                 config = load_config(TINY, [*rest, *overrides])
-                input_checks.check_files(config)
-                input_checks.check_prompts(config)
+                input_files.check_files(config)
+                input_files.check_prompts(config)
             except ConfigError as error:
                 said = f"error: {error}"
                 return 2, "", said
@@ -195,7 +195,7 @@ def test_contradictions_are_kept_where_a_recipe_asks_for_them(tmp_path: Path) ->
     """As of the published mathematics data, 11 of whose 10,000 rows are such."""
     (tmp_path / "a.jsonl").write_bytes(GOOD + row("a puzzle 3", "(1) Zoey is a knave") * 2)
     given = [f"data.prompt_dataset={tmp_path}/a.jsonl", "eval.dataset=null"]
-    (remark,) = input_checks.check_prompts(
+    (remark,) = input_files.check_prompts(
         load_config(TINY, [*given, "sg.contradicting_labels=keep"])
     )
     assert "2 of 18 rows have an earlier prompt with another label (first: " in remark
@@ -275,17 +275,17 @@ def test_a_model_that_is_asked_for_by_name_may_bring_code(tmp_path: Path) -> Non
 @pytest.mark.parametrize("recipe", ["kk", "math", "search"])
 def test_the_labels_of_a_recipe_are_read_by_its_domains_grader(recipe: str) -> None:
     config = load_config(ROOT / "configs" / recipe / "grpo_sg_tiny_cpu.yaml")
-    (domain,) = input_checks.domains_of(config)
+    (domain,) = input_files.domains_of(config)
     assert domain.name == recipe
-    assert input_checks.label_fault("", [domain]) and input_checks.label_fault(5, [domain])
+    assert input_files.label_fault("", [domain]) and input_files.label_fault(5, [domain])
     good = GOLD if recipe == "kk" else '["5"]'
-    assert input_checks.label_fault(good, [domain]) is None
+    assert input_files.label_fault(good, [domain]) is None
 
 
 def test_a_file_that_a_jobs_package_left_out(
     start: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(input_checks.IN_A_JOB, "{}")
+    monkeypatch.setenv(input_files.IN_A_JOB, "{}")
     status, _, line = start("data.prompt_dataset=data/kk/train.jsonl")
     assert status == 2
     assert line.startswith("error: data.prompt_dataset=data/kk/train.jsonl: no such file on this")
@@ -364,7 +364,7 @@ def test_labels_that_are_numbers_become_text_with_a_remark(tmp_path: Path) -> No
     )
     given = [f"data.prompt_dataset={path}", "eval.dataset=null"]
     own = [*given, f"reward.remote_url={tmp_path}/reward.py"]
-    (remark,) = input_checks.check_prompts(load_config(TINY, own))
+    (remark,) = input_files.check_prompts(load_config(TINY, own))
     assert remark == (
         "data.prompt_dataset: 3 of 3 labels are numbers: the reward function gets them as text "
         f"(first: {path}: row 1: '6')"
@@ -372,7 +372,7 @@ def test_labels_that_are_numbers_become_text_with_a_remark(tmp_path: Path) -> No
     # A shipped grader reads the text, too.
     shipped = [*given, "reward.remote_url=domain:math"]
     with pytest.raises(ConfigError, match=r"row 1: answer: label '6', expected a JSON array"):
-        input_checks.check_prompts(load_config(TINY, shipped))
+        input_files.check_prompts(load_config(TINY, shipped))
 
 
 def test_the_least_room_for_a_response_without_max_new_tokens(
@@ -380,7 +380,7 @@ def test_the_least_room_for_a_response_without_max_new_tokens(
 ) -> None:
     """Upstream would ask for one token after a prompt of `data.max_len` - 1."""
     (tmp_path / "a.jsonl").write_bytes(row("who lies? " * 100))
-    count = input_checks.token_counter(load_config(TINY))
+    count = input_files.token_counter(load_config(TINY))
     assert count is not None
     (tokens,) = count(["who lies? " * 100])
     given = [f"data.prompt_dataset={tmp_path}/a.jsonl", "rollout.max_new_tokens=null"]
@@ -404,9 +404,9 @@ def test_max_samples_also_cuts_the_held_out_set_which_is_said(tmp_path: Path) ->
     (tmp_path / "a.jsonl").write_bytes(GOOD)
     (tmp_path / "b.jsonl").write_bytes(GOOD.replace(b"puzzle", b"riddle"))
     given = [f"data.prompt_dataset={tmp_path}/a.jsonl", f"eval.dataset={tmp_path}/b.jsonl"]
-    (remark,) = input_checks.check_prompts(load_config(TINY, [*given, "data.max_samples=4"]))
+    (remark,) = input_files.check_prompts(load_config(TINY, [*given, "data.max_samples=4"]))
     assert remark.startswith("data.max_samples=4 holds for eval.dataset too: its first 4 of 16")
-    assert not input_checks.check_prompts(load_config(TINY, [*given, "data.max_samples=16"]))
+    assert not input_files.check_prompts(load_config(TINY, [*given, "data.max_samples=16"]))
     sets = f"sg.eval_sets=[{{name: b, dataset: {tmp_path}/b.jsonl, temperature: 0}}]"
     own = [given[0], "eval.dataset=null", sets, "data.max_samples=4"]
-    assert not input_checks.check_prompts(load_config(TINY, own))
+    assert not input_files.check_prompts(load_config(TINY, own))

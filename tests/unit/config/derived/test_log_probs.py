@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from sg_rlhf.config import load_config
-from sg_rlhf.config.log_probs import OldLogProbRule, old_log_prob_rule
+from sg_rlhf.config.derived.log_probs import OldLogProbRule, old_log_prob_rule
 from sg_rlhf.machine.hardware import of_gpus
 from sg_rlhf.plan.run_shape import run_shape
 from sg_rlhf.plan.time import scoring
 
-RECIPES = Path(__file__).parents[3] / "configs"
+RECIPES = Path(__file__).parents[4] / "configs"
 #: 16 prompts of 8 responses in optimizer steps of 64: two a rollout.
 TINY = RECIPES / "kk" / "grpo_sg_tiny_cpu.yaml"
 
