@@ -12,8 +12,6 @@ from sg_rlhf.machine.hardware import Hardware
 from sg_rlhf.plan import gpu_memory as gpu
 from sg_rlhf.plan.gpu_memory import GIB
 from sg_rlhf.plan.phases import (
-    CONTEXTS,
-    ENGINE,
     Cache,
     Moment,
     cache_of,
@@ -21,6 +19,7 @@ from sg_rlhf.plan.phases import (
     host_lines,
     largest,
     moments,
+    tensors,
 )
 from sg_rlhf.plan.run_shape import RunShape
 
@@ -87,8 +86,7 @@ class MemoryPlan:
     @property
     def policy_allocated_gib(self) -> float:
         """What torch allocates in the policy's process at most, as a run measures it."""
-        lines = self.moments["update"].lines
-        own = sum(size for name, size in lines.items() if name not in (CONTEXTS, ENGINE))
+        own = tensors(self.moments["update"].lines)
         return round((own - gpu.reference(self.run)) / GIB, 2)
 
     @property

@@ -17,6 +17,8 @@ from sg_rlhf.plan.run_shape import RunShape
 
 #: Lines that other processes than the policy's hold.
 CONTEXTS, ENGINE = "CUDA contexts, NCCL", "vLLM"
+#: Memory that is in use and holds no tensor.
+GAPS = "gaps in the allocator's blocks"
 #: The memory of every process without a model.
 PROCESSES = "Python processes"
 #: On disk in the hub's cache, and not in the run directory.
@@ -49,8 +51,18 @@ class Cache(NamedTuple):
     wanted: int
 
 
+def tensors(lines: dict[str, float]) -> float:
+    """Bytes of the tensors of policy and reference."""
+    return sum(size for name, size in lines.items() if name not in (CONTEXTS, ENGINE, GAPS))
+
+
 def moments(run: RunShape, hardware: Hardware) -> list[Moment]:
     """What one of the policy's GPUs holds, moment by moment."""
+
+    def passes(phase: str, lines: dict[str, float]) -> Moment:
+        """Tensors of many sizes come and go."""
+        return Moment(phase, lines | {GAPS: gpu.GAPS * tensors(lines)})
+
     weights = {"policy and reference, bf16": gpu.policy(run) + gpu.reference(run)}
     states = {
         "fp32 master and Adam's moments": gpu.optimizer(run),
@@ -71,7 +83,7 @@ def moments(run: RunShape, hardware: Hardware) -> list[Moment]:
             training | {"gradient buckets": gpu.BUCKET + gpu.building(run)},
         ),
         Moment("sample", contexts | resident | engine_on),
-        Moment(
+        passes(
             "score",
             contexts
             | resident
@@ -79,14 +91,14 @@ def moments(run: RunShape, hardware: Hardware) -> list[Moment]:
             | gathered
             | {"activations": gpu.scoring_layer(run), "logits": gpu.logits_of_scoring(run)},
         ),
-        Moment(
+        passes(
             "update",
             training
             | gathered
             | {"gradient buckets": gpu.BUCKET + gpu.largest_gradient(run)}
             | {"activations": kept, "logits": gpu.logits_of_update(run)},
         ),
-        Moment(
+        passes(
             "update",
             training
             | gathered
@@ -96,7 +108,7 @@ def moments(run: RunShape, hardware: Hardware) -> list[Moment]:
                 "logits": gpu.logits_in_layers(run),
             },
         ),
-        Moment(
+        passes(
             "update",
             # ZeRO-1 and 2 have dropped the bucket by then.
             training
