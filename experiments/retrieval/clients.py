@@ -166,7 +166,7 @@ def open_skyrl(folder: Path, url: str) -> tuple[Ask, Text]:
 def open_ours(folder: Path, url: str) -> tuple[Ask, Text]:
     def ask(queries: Sequence[str]) -> list[str]:
         async def all_of_them() -> list[str]:
-            client = RetrieverClient.from_settings(SearchSettings(url=url, topk=TOPK))
+            client = RetrieverClient(SearchSettings(url=url, topk=TOPK))
             try:
                 return await searches(client.search, queries)
             finally:

@@ -61,7 +61,7 @@ class SearchEnvironment(Environment):
         super().__init__(settings, strict=strict, notify=notify)
         self.settings = settings
         self.turn_tokens = self.settings.turn_tokens
-        self.client = RetrieverClient.from_settings(self.settings, notify=notify)
+        self.client = RetrieverClient(self.settings, notify=notify)
         self._failures = FailureMonitor(
             self.settings.max_failure_rate,
             self.settings.failure_window,

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from sg_rlhf.tasks.search.protocol import Passage
 from sg_rlhf.tasks.search.retriever.client import FailureMonitor, RetrieverClient, RetrieverError
+from sg_rlhf.tasks.search.settings import SearchSettings
 from tests.unit.tasks.search.http_retriever import Reply, Retriever, found, passages, running
 
 
@@ -25,11 +26,16 @@ def retriever() -> Iterator[Retriever]:
         yield server
 
 
+def client_of(url: str, rng: random.Random | None = None, **settings: Any) -> RetrieverClient:
+    chosen = {"backoff_s": 0.001, "timeout_s": 60.0, "outage_s": 0.0, **settings}
+    return RetrieverClient(SearchSettings(url=url, **chosen), rng=rng)
+
+
 def ask(url: str, *queries: str, **settings: Any) -> list[list[Passage]]:
     async def run() -> list[list[Passage]]:
-        client = RetrieverClient(url, **{"backoff_s": 0.001, "timeout_s": 60.0, **settings})
+        client = client_of(url, **settings)
         try:
-            return await client.search_many(queries)
+            return await asyncio.gather(*map(client.search, queries))
         finally:
             await client.aclose()
 
@@ -148,7 +154,7 @@ async def ask_all(client: RetrieverClient, queries: Iterable[str]) -> list[Any]:
 
 def together(url: str, queries: Iterable[str], **settings: Any) -> list[Any]:
     async def run() -> list[Any]:
-        client = RetrieverClient(url, **{"backoff_s": 0.001, "timeout_s": 60.0, **settings})
+        client = client_of(url, **settings)
         try:
             return await ask_all(client, queries)
         finally:
@@ -194,7 +200,7 @@ def test_the_same_query_is_sent_once(retriever: Retriever) -> None:
     answer = held(retriever)
 
     async def run() -> list[Any]:
-        client = RetrieverClient(retriever.url)
+        client = client_of(retriever.url)
         first = asyncio.create_task(ask_all(client, ["a"] * 30 + ["b"] * 30))
         await asked_once(retriever)
         second = asyncio.create_task(ask_all(client, ["a", "b"]))
@@ -283,7 +289,7 @@ def test_whoever_gives_up_takes_nothing_from_the_others(retriever: Retriever) ->
     retriever.delay_s = 0.1
 
     async def run() -> None:
-        client = RetrieverClient(retriever.url)
+        client = client_of(retriever.url)
         tasks = [asyncio.create_task(client.search("same")) for _ in range(3)]
         await asyncio.sleep(0.05)
         tasks[0].cancel()
@@ -297,7 +303,7 @@ def test_closing_ends_what_waits(retriever: Retriever) -> None:
     answer = held(retriever)
 
     async def run() -> list[Any]:
-        client = RetrieverClient(retriever.url, max_connections=1)
+        client = client_of(retriever.url, max_connections=1)
         asked = asyncio.create_task(ask_all(client, [f"query {i}" for i in range(40)]))
         await asked_once(retriever)
         await client.aclose()
