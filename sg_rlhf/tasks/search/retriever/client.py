@@ -280,40 +280,6 @@ def check(settings: SearchSettings) -> None:
         ) from None
 
 
-class FailureMonitor:
-    """The share of failed searches among the latest ones, and whether it is too high.
-
-    Args:
-        limit: the share above which `too_high` is true.
-        window: number of latest searches that the share is taken over.
-        minimum: searches before the share counts.
-    """
-
-    def __init__(self, limit: float, window: int, minimum: int) -> None:
-        self.limit = limit
-        self._minimum = minimum
-        self._failed: deque[bool] = deque(maxlen=window)
-
-    def add(self, *, failed: bool) -> None:
-        """Count one search."""
-        self._failed.append(failed)
-
-    @property
-    def searches(self) -> int:
-        """Searches that are looked back on now."""
-        return len(self._failed)
-
-    @property
-    def failed(self) -> int:
-        """How many of them failed."""
-        return sum(self._failed)
-
-    @property
-    def too_high(self) -> bool:
-        """Whether the run should stop."""
-        return self.searches >= self._minimum and self.failed > self.limit * self.searches
-
-
 def _passage(entry: Any) -> Passage:
     document, score = entry["document"], entry.get("score")
     contents = document["contents"]

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
+from sg_rlhf.tasks.rollout import EnvironmentFailed
+from sg_rlhf.tasks.search.environment import SearchEnvironment
 from sg_rlhf.tasks.search.protocol import Passage
-from sg_rlhf.tasks.search.retriever.client import FailureMonitor, RetrieverClient, RetrieverError
+from sg_rlhf.tasks.search.retriever.client import RetrieverClient, RetrieverError
 from sg_rlhf.tasks.search.settings import SearchSettings
 from tests.unit.tasks.search.http_retriever import Reply, Retriever, found, passages, running
 
@@ -342,30 +342,29 @@ def test_waits_grow_and_have_jitter(retriever: Retriever, monkeypatch: pytest.Mo
         assert max(drawn) > 0.7 * limit and len(set(drawn)) == 20
 
 
-def test_the_failure_rate_stops_only_above_its_limit_and_with_enough_searches() -> None:
-    rate = FailureMonitor(limit=0.25, window=8, minimum=4)
-    for _ in range(3):
-        rate.add(failed=True)
-        assert not rate.too_high  # too few searches
-    rate.add(failed=False)
-    assert rate.too_high and (rate.failed, rate.searches) == (3, 4)
-    for _ in range(6):
-        rate.add(failed=False)
-    # The window holds the last 8: two failures are a quarter, the limit itself.
-    rate.add(failed=True)
-    rate.add(failed=True)
-    assert (rate.failed, rate.searches, rate.too_high) == (2, 8, False)
-    rate.add(failed=True)
-    assert rate.too_high
-
-
-@given(st.lists(st.booleans(), max_size=60), st.integers(1, 20), st.integers(0, 15))
-def test_the_failure_rate_is_that_of_the_last_searches(
-    failures: list[bool], window: int, sixteenths: int
+def test_the_failure_rate_stops_only_above_its_limit_and_with_enough_searches(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    rate = FailureMonitor(sixteenths / 16, window, minimum=1)
-    for failed in failures:
-        rate.add(failed=failed)
-    seen = failures[-window:]
-    assert (rate.failed, rate.searches) == (sum(seen), len(seen))
-    assert rate.too_high == (16 * sum(seen) > sixteenths * len(seen))
+    settings = SearchSettings(max_failure_rate=0.25, failure_window=8, min_searches=4)
+    environment = SearchEnvironment(settings)
+
+    async def search(query: str) -> list[Passage]:
+        if query == "bad":
+            raise RetrieverError("down")
+        return []
+
+    monkeypatch.setattr(environment.client, "search", search)
+
+    async def run() -> None:
+        for query in ("bad", "bad", "bad"):  # too few searches
+            assert await environment.search(query) is None
+        with pytest.raises(EnvironmentFailed, match="4 of the last 4 searches"):
+            await environment.search("bad")
+        for query in ("good",) * 7 + ("bad",):
+            await environment.search(query)
+        # The window holds the last 8: two failures are a quarter, the limit itself.
+        assert await environment.search("bad") is None
+        with pytest.raises(EnvironmentFailed, match="3 of the last 8 searches"):
+            await environment.search("bad")
+
+    asyncio.run(run())
