@@ -121,12 +121,9 @@ def next_step(out: Path, manifest: Mapping[str, Any]) -> str:
 
 def _prompt(options: Options, load_tokenizer: LoadTokenizer) -> Callable[[str], str]:
     if options["chat_template"] is None:
-        if options["no_system_role"]:
-            raise UsageError("--no-system-role needs --chat-template MODEL")
         return build_prompt
     tokenizer = load_tokenizer(options["chat_template"])
-    system_role = False if options["no_system_role"] else None
-    return lambda quiz: build_chat_prompt(quiz, tokenizer, system_role=system_role)
+    return lambda quiz: build_chat_prompt(quiz, tokenizer)
 
 
 def parse_people(text: str) -> list[int]:
@@ -187,11 +184,6 @@ DATA = DataSource(
             "metavar": "MODEL",
             "help": "model, hub id or folder, whose chat template the prompts get (default: "
             "Logic-RL's ChatML text, for Qwen2.5)",
-        },
-        "--no-system-role": {
-            "action": "store_true",
-            "help": "put the instructions into the user turn (default: only where the template has "
-            "no system message)",
         },
     },
     next_step=next_step,
