@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-import faiss
 import numpy as np
 import torch
 
@@ -205,9 +204,3 @@ def _on_gpu(vectors: torch.Tensor | None, device: torch.device, path: Path) -> t
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0]
         raise ValueError(f"--search-device {device}: {path.name}: {reason}") from None
-
-
-def limit_threads(count: int) -> None:
-    """Use `count` threads for encoding and searching in this process."""
-    torch.set_num_threads(count)
-    faiss.omp_set_num_threads(count)
