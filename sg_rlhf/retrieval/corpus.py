@@ -41,13 +41,12 @@ class Scan:
     sha256: str
 
 
-def scan(path: Path, *, check: bool = True, progress: bool = True) -> Scan:
+def scan(path: Path, *, check: bool = True) -> Scan:
     """Read a corpus once: where its lines start, its SHA-256, and whether every line is a passage.
 
     Args:
         check: parse every line (10 microseconds each); False finds offsets alone, and `sha256`
             stays empty.
-        progress: a bar on stderr.
 
     Raises:
         ValueError: naming the file, the line and the field of the first bad passage, or both lines
@@ -58,11 +57,10 @@ def scan(path: Path, *, check: bool = True, progress: bool = True) -> Scan:
     digest = hashlib.sha256()
     position = 0
     size = path.stat().st_size
-    shown = None if progress else True
     with (
         path.open("rb") as file,
         tqdm(
-            total=size, unit="B", unit_scale=True, desc=f"reading {path.name}", disable=shown
+            total=size, unit="B", unit_scale=True, desc=f"reading {path.name}", disable=None
         ) as bar,
     ):
         for line in file:

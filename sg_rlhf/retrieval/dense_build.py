@@ -205,16 +205,14 @@ def new_index(
     return index, used
 
 
-def fill_index(index: Any, factory: str, shards: Shards, out: Path, progress: bool) -> None:
+def fill_index(index: Any, factory: str, shards: Shards, out: Path) -> None:
     """Train an index on a sample, add all vectors, and write it to `out`.
 
     Raises:
         ValueError: there are too few vectors to train on.
         OSError: the disk is full.
     """
-    with tqdm(
-        total=shards.rows, desc="indexing", unit="vector", disable=None if progress else True
-    ) as bar:
+    with tqdm(total=shards.rows, desc="indexing", unit="vector", disable=None) as bar:
         try:
             if not index.is_trained:
                 index.train(_sample(index, shards))

@@ -19,6 +19,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tqdm import tqdm
+
 from sg_rlhf.common import resources
 from sg_rlhf.common.argument_types import path, positive_int, printable_name
 from sg_rlhf.common.atomic_io import best_effort_output, write_whole
@@ -76,7 +78,6 @@ class Build:
     skip_room_check: bool = False
     force: bool = False
     restart: bool = False
-    progress: bool = True
 
     @property
     def partial(self) -> Path:
@@ -163,7 +164,7 @@ def _build_partial(job: Build) -> dict[str, Any] | None:
     # Before the corpus is read, which may take minutes.
     model = None if job.encoder == "bm25" else _load_encoder(job)
     index = None if model is None else _new_index(job, model)
-    found = scan(job.corpus, progress=job.progress)
+    found = scan(job.corpus)
     rows = len(found.offsets) - 1
     request: dict[str, Any] = {
         "kind": "bm25" if model is None else job.factory or "Flat",
@@ -177,7 +178,7 @@ def _build_partial(job: Build) -> dict[str, Any] | None:
         # numba takes seconds to import, and dense indexes do not need it.
         from sg_rlhf.retrieval import bm25
 
-        request |= bm25.build(job.corpus, job.partial / manifest.BM25, progress=job.progress)
+        request |= bm25.build(job.corpus, job.partial / manifest.BM25)
     else:
         _build_dense(job, request, model, index[0])
         request["search"] = index[1]
@@ -198,8 +199,6 @@ def _new_index(job: Build, model: Encoder) -> tuple[Any, dict[str, int]]:
 
 def _build_dense(job: Build, request: Mapping[str, Any], model: Encoder, index: Any) -> None:
     """Encode the missing shards and write the faiss index."""
-    from tqdm import tqdm
-
     from sg_rlhf.retrieval import dense_build
 
     factory, rows = request["kind"], request["corpus"]["rows"]
@@ -222,11 +221,10 @@ def _build_dense(job: Build, request: Mapping[str, Any], model: Encoder, index: 
     where = dense_build.places(dense_build.devices(job.device), job.workers)
     with tqdm(
         total=rows, initial=rows - min(rows, missing * job.shard_rows), desc="encoding",
-        unit="passage", disable=None if job.progress else True,
+        unit="passage", disable=None,
     ) as bar:  # fmt: skip
         dense_build.encode(shards, where[: max(1, missing)], model, bar.update)
-    out = job.partial / manifest.FAISS
-    dense_build.fill_index(index, factory, shards, out, job.progress)
+    dense_build.fill_index(index, factory, shards, job.partial / manifest.FAISS)
 
 
 def _plan(job: Build, request: Mapping[str, Any], model: Encoder) -> None:

@@ -59,7 +59,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     made = encyclopedia.build(0, people=40, towns=12)
     corpus = folder / "corpus.jsonl"
     corpus.write_text("".join(json.dumps(row) + "\n" for row in made.corpus))
-    build(corpus, "bm25", folder / "index", progress=False)
+    build(corpus, "bm25", folder / "index")
     data = folder / "data"
     data.mkdir()
     with (data / f"bamboogle_{QUESTIONS}.jsonl").open("w") as file:
