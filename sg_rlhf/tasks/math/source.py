@@ -20,8 +20,7 @@ from sg_rlhf.tasks.data_source import (
 )
 from sg_rlhf.tasks.math.data import KINDS, MathRow, read_rows, to_records
 from sg_rlhf.tasks.math.prompt import PROMPT_VERSION, prompt_of
-from sg_rlhf.tasks.math.sets import preparation, published
-from sg_rlhf.tasks.math.sets.arithmetic import problems as arithmetic_problems
+from sg_rlhf.tasks.math.sets import arithmetic, preparation, published
 from sg_rlhf.tasks.math.sets.published import EvalSet
 from sg_rlhf.tasks.overlap import LEVELS, MOSTLY, NGRAM
 
@@ -137,10 +136,10 @@ def generate(
 
     def draw(number: int, held_out: bool) -> list[MathRow]:
         name = "arithmetic-test" if held_out else "arithmetic"
-        made = arithmetic_problems(number, seed, held_out=held_out, **shape)
+        made = arithmetic.generate(number, seed, held_out=held_out, **shape)
         return [
-            MathRow(f"{name}-{number}", problem, (gold,), "arithmetic")
-            for number, (problem, gold) in enumerate(made, start=1)
+            MathRow(f"{name}-{number}", problem.text, (problem.gold,), "arithmetic")
+            for number, problem in enumerate(made, start=1)
         ]
 
     return draw(count, False), draw(test_count, True), {}
