@@ -12,7 +12,7 @@ import json
 import mmap
 import os
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
@@ -185,8 +185,3 @@ def load_offsets(path: Path, rows: int | None = None) -> np.ndarray:
             + ("" if rows is None else f" for {rows:,} passages")
         )
     return offsets
-
-
-def is_blank(queries: Sequence[str]) -> list[bool]:
-    """Which queries hold nothing to search for; they find no passage, whatever the backend."""
-    return [not query.strip() for query in queries]

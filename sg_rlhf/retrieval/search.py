@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from sg_rlhf.retrieval import manifest
-from sg_rlhf.retrieval.corpus import Corpus, Document, is_blank, load_offsets, scan
+from sg_rlhf.retrieval.corpus import Corpus, Document, load_offsets, scan
 
 if TYPE_CHECKING:
     from sg_rlhf.retrieval.encoder import Encoder
@@ -75,7 +75,7 @@ class Retriever:
 
         A query's result does not depend on the others; equal scores are ordered by row.
         """
-        blank = is_blank(queries)
+        blank = [not query.strip() for query in queries]
         some = [query for query, empty in zip(queries, blank, strict=True) if not empty]
         found = iter(self._backend.search(some, topk))
         return [[] if empty else self._hits(*next(found)) for empty in blank]
