@@ -66,6 +66,7 @@ class Encoder:
         )
         if dtype == "auto":
             dtype = "fp16" if self.device.type == "cuda" else "fp32"
+        self.name = name
         self.dtype = dtype
         self.max_length = max_length
         try:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import functools
 import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -161,9 +162,14 @@ def _names(folder: Path) -> set[str]:
 def _build_partial(job: Build) -> dict[str, Any] | None:
     """Make the whole index in `job.partial`; its manifest, or None if `out` is that index."""
     _clean(job.partial, keep=(LOCK, PLAN, VECTORS))
-    # Before the corpus is read, which may take minutes.
-    model = None if job.encoder == "bm25" else _load_encoder(job)
-    index = None if model is None else _new_index(job, model)
+    model = index = None
+    if job.encoder != "bm25":
+        # torch and transformers take seconds to import, and BM25 needs neither.
+        from sg_rlhf.retrieval import dense_build
+
+        # Before the corpus is read, which may take minutes.
+        model = _encoder(job)(dense_build.devices(job.device)[0])
+        index, search = dense_build.new_index(job.factory or "Flat", model.dimension, job.search)
     found = scan(job.corpus)
     rows = len(found.offsets) - 1
     request: dict[str, Any] = {
@@ -180,8 +186,8 @@ def _build_partial(job: Build) -> dict[str, Any] | None:
 
         request |= bm25.build(job.corpus, job.partial / manifest.BM25)
     else:
-        _build_dense(job, request, model, index[0])
-        request["search"] = index[1]
+        _build_dense(job, request, model, index)
+        request["search"] = search
     libraries = ("bm25s",) if model is None else ("faiss-cpu", "torch", "transformers")
     request |= {
         **manifest.describe_files(job.partial, INDEX),
@@ -189,12 +195,6 @@ def _build_partial(job: Build) -> dict[str, Any] | None:
     }
     manifest.write(job.partial, request)
     return request
-
-
-def _new_index(job: Build, model: Encoder) -> tuple[Any, dict[str, int]]:
-    from sg_rlhf.retrieval import dense_build
-
-    return dense_build.new_index(job.factory or "Flat", model.dimension, job.search)
 
 
 def _build_dense(job: Build, request: Mapping[str, Any], model: Encoder, index: Any) -> None:
@@ -205,8 +205,8 @@ def _build_dense(job: Build, request: Mapping[str, Any], model: Encoder, index: 
     _plan(job, request, model)
     shards = dense_build.Shards(
         job.partial.resolve() / VECTORS, job.corpus.resolve(),
-        job.partial.resolve() / manifest.OFFSETS, rows, job.shard_rows, job.encoder, job.revision,
-        job.max_length, job.encoder_dtype, job.batch_size,
+        job.partial.resolve() / manifest.OFFSETS, rows, job.shard_rows, _encoder(job),
+        job.batch_size,
     )  # fmt: skip
     shards.folder.mkdir(exist_ok=True)
     missing = len(shards.missing)
@@ -267,13 +267,13 @@ def _encoder_entry(job: Build, model: Encoder | None) -> dict[str, Any]:
     return entry
 
 
-def _load_encoder(job: Build) -> Encoder:
-    # torch and transformers take seconds to import, and BM25 needs neither.
-    from sg_rlhf.retrieval import dense_build
+def _encoder(job: Build) -> Callable[[str], Encoder]:
+    """What loads the encoder on a device; it can be sent to another process."""
     from sg_rlhf.retrieval.encoder import Encoder
 
-    device = dense_build.devices(job.device)[0]
-    return Encoder(job.encoder, job.revision, job.max_length, device, job.encoder_dtype)
+    return functools.partial(
+        Encoder, job.encoder, job.revision, job.max_length, dtype=job.encoder_dtype
+    )
 
 
 def _is_built(job: Build, request: dict[str, Any]) -> bool:
