@@ -18,16 +18,9 @@ from sg_rlhf.data_io.records import (
     split_held_out,
 )
 from sg_rlhf.tasks.kk.grading import READINGS, score
+from sg_rlhf.tasks.kk.logic import MAX_PEOPLE, MIN_PEOPLE, PuzzleError, parse_statements, solve
 from sg_rlhf.tasks.kk.prompt import build_prompt
-from sg_rlhf.tasks.kk.puzzle import (
-    MAX_PEOPLE,
-    MIN_PEOPLE,
-    Puzzle,
-    PuzzleError,
-    generate,
-    parse_statements,
-    solve,
-)
+from sg_rlhf.tasks.kk.puzzle import Puzzle, generate
 
 # What is read of a row; the other columns of the Logic-RL parquet follow from these.
 COLUMNS = ("quiz", "names", "solution", "solution_text_format", "statements")

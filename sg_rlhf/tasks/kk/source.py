@@ -27,8 +27,9 @@ from sg_rlhf.tasks.kk.data import (
     split,
     to_records,
 )
+from sg_rlhf.tasks.kk.logic import MAX_PEOPLE, MIN_PEOPLE
 from sg_rlhf.tasks.kk.prompt import PROMPT_VERSION, build_chat_prompt, build_prompt
-from sg_rlhf.tasks.kk.puzzle import MAX_PEOPLE, MIN_PEOPLE, Puzzle
+from sg_rlhf.tasks.kk.puzzle import Puzzle
 
 # The largest puzzles that the tiny model was pretrained on; larger ones are for a real model.
 TINY_MODEL_PEOPLE = 3

@@ -15,7 +15,8 @@ from sg_rlhf.tasks.kk.data import (
     split,
     to_records,
 )
-from sg_rlhf.tasks.kk.puzzle import PuzzleError, generate, parse_statements, solve
+from sg_rlhf.tasks.kk.logic import PuzzleError, parse_statements, solve
+from sg_rlhf.tasks.kk.puzzle import generate
 from tests.unit.tasks.kk.oracles import LOGIC_RL_PROMPT, logic_rl_row, write_parquet
 
 PUZZLES = [puzzle for n in (2, 3, 5) for puzzle in generate(n, 20, seed=3)]
