@@ -7,6 +7,7 @@ the responses that are not stored yet, and write the report.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import functools
 import sys
@@ -342,7 +343,10 @@ def answer(
     else:
         codec = TokenizerCodec(run.target.tokenizer)
         in_flight = multi_turn.IN_FLIGHT * args.replicas
-        multi_turn.run_dialogues(run.left, engine, store, stored, environment, codec, in_flight)
+        dialogues = multi_turn.run_dialogues(
+            run.left, engine, store, stored, environment, codec, in_flight
+        )
+        asyncio.run(dialogues)
 
 
 def _announce_cuts(tasks: Sequence[requests.PreparedBenchmark], context: int | None) -> None:
