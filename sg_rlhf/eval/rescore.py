@@ -159,6 +159,5 @@ def _seen(side: RunResults) -> TrainingOverlap:
         Model(model["name"], model["name"], model.get("revision"), model.get("fingerprint", ""))
     )
     family = family_of([model["name"], *([run.base] if run else [])])
-    return TrainingOverlap(
-        family, problem=f"not compared by --rescore; see results.json in {side.folder}"
-    )
+    problem = f"not compared by --rescore; see results.json in {side.folder}"
+    return TrainingOverlap(family, {"problem": problem})

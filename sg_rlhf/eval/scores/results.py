@@ -85,7 +85,7 @@ def build(
         "groups": means,
         "benchmarks": described,
         **{k: v for k, v in request.items() if k not in ("suite", "benchmarks")},
-        "training_data": seen.as_dict(),
+        "training_data": seen.data,
         "bootstrap_resamples": metrics.RESAMPLES,
         "begun": dict(begun),
         "finished": environment(),

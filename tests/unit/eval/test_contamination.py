@@ -65,7 +65,7 @@ def test_a_checkpoint_of_a_run_names_its_data(trained):
     seen = find_training_overlap(MATH, mathematics(), model, None)
     assert seen.family.name == "Qwen2.5"
     # The path is relative to where the run was started, a folder above it.
-    assert seen.data.files == [
+    assert seen.data["files"] == [
         {"name": str(data), "sha256": sha256_of(data), "rows": 3},
     ]
     (overlap,) = seen.overlap.values()
@@ -77,7 +77,7 @@ def test_what_is_given_counts_instead(trained, tmp_path):
     model, _, _ = trained
     other = write_jsonl(tmp_path / "other.jsonl", [{"problem": "Another one", "answer": "1"}])
     seen = find_training_overlap(MATH, mathematics(), model, [other])
-    assert seen.data.source == "--train-data"
+    assert seen.data["source"] == "--train-data"
     assert contamination.near_duplicates(seen.overlap["aime"]) == ["aime-2"]
 
 
@@ -85,11 +85,11 @@ def test_data_that_is_gone_is_said_and_stops_nothing(trained):
     model, config, data = trained
     data.unlink()
     seen = find_training_overlap(MATH, mathematics(), model, None)
-    assert seen.data is None and "data/train.jsonl: no such file" in seen.problem
-    assert str(config) in seen.as_dict()["problem"]
+    assert "data/train.jsonl: no such file" in seen.data["problem"]
+    assert str(config) in seen.data["problem"] and not seen.overlap
     config.write_text("[")
     assert training_run_of(model) is None
-    assert find_training_overlap(MATH, mathematics(), model, None).as_dict() is None
+    assert find_training_overlap(MATH, mathematics(), model, None).data is None
     assert training_run_of(Model("Qwen/Qwen3-8B", "Qwen/Qwen3-8B", "c" * 40, "f" * 64)) is None
 
 
