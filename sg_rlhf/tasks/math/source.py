@@ -83,19 +83,10 @@ def plan(options: Options, _load_tokenizer: LoadTokenizer) -> BuildPlan[MathRow]
             for eval_set in asked.values():
                 published.download_eval_set(eval_set, folder)
         eval_sets = {name: published.read_eval_set(name, folder or Path()) for name in asked}
-        prepared = preparation.prepare(
-            train,
-            test,
-            eval_sets,
-            ngram=options["ngram"],
-            drop_overlap=options["drop_overlap"],
-            dedup=options["dedup"],
-            test_fraction=options["test_fraction"],
-            seed=options["seed"],
-        )
-        files = {"train.jsonl": to_records(prepared.train), "test.jsonl": to_records(prepared.test)}
-        files |= {f"{name}.jsonl": to_records(rows) for name, rows in eval_sets.items()}
-        return DataFiles(files, prepared.facts)
+        train, held_out, facts = preparation.prepare(train, test, eval_sets, options)
+        sets = {"train": train, "test": held_out, **eval_sets}
+        files = {f"{name}.jsonl": to_records(rows) for name, rows in sets.items()}
+        return DataFiles(files, facts)
 
     request = {
         "prompt": {
