@@ -21,7 +21,6 @@ from sg_rlhf.tasks.data_source import (
 )
 from sg_rlhf.tasks.kk.data import (
     FILES,
-    check_splits,
     generate_splits,
     read_puzzles,
     split,
@@ -77,26 +76,18 @@ def plan(options: Options, load_tokenizer: LoadTokenizer) -> BuildPlan[Puzzle]:
     prompt = _prompt(options, load_tokenizer)
 
     def make(train: list[Puzzle], test: list[Puzzle] | None) -> DataFiles:
-        if test is None:
-            splits = split(train, options["test_fraction"], options["seed"])
-        else:
-            splits = check_splits(train, test)
-        if not splits.train and not splits.test:
+        kept, held_out, counts = split(train, test, options["test_fraction"], options["seed"])
+        if not kept and not held_out:
             raise UsageError("nothing to write: both per_size and test_per_size are 0")
-        for name, puzzles in (("train", splits.train), ("test", splits.test)):
+        for name, puzzles in (("train", kept), ("test", held_out)):
             if not puzzles:
                 print(f"warning: the {name} split is empty", file=sys.stderr)
-        facts = {
-            "duplicates_dropped": splits.duplicates,
-            # With other names or another wording.
-            "test_structures_in_train": splits.shared_structures,
-        }
         return data_files(
-            splits.train,
-            splits.test,
+            kept,
+            held_out,
             lambda puzzles: to_records(puzzles, prompt),
             lambda puzzle: puzzle.n_people,
-            facts,
+            counts,
             order="kk order",
         )
 
@@ -156,8 +147,8 @@ def generate(
     """Generated puzzles; see `--help` for the options."""
     total = len(people) * (options["per_size"] + options["test_per_size"])
     with progress_bar("generating", "puzzles", max(total, 0)) as bar:
-        splits = generate_splits(people, **options, on_puzzle=bar.update)
-    return splits.train, splits.test, {}
+        train, test = generate_splits(people, **options, on_puzzle=bar.update)
+    return train, test, {}
 
 
 DATA = DataSource(
