@@ -49,7 +49,7 @@ def prepare(
     unique = _first_of_each(kept) if options["dedup"] else kept
     unique_train = unique
     if test is None:
-        unique_train, test = hold_out(unique, options["test_fraction"], options["seed"], normalise)
+        unique_train, test = hold_out(unique, options["test_fraction"], options["seed"])
     if not unique_train:
         raise UsageError(f"no training row is left of {len(train)}; nothing was written")
     facts = {
