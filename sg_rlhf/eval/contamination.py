@@ -106,9 +106,10 @@ def overlap_report(seen: TrainingOverlap, benchmark: Benchmark, suite: Suite) ->
         found["contamination"] = benchmark.exposure.assess(seen.family)
     overlap = seen.overlap.get(benchmark.name)
     if overlap is not None:
-        facts: dict[str, Any] = {"problems": overlap.problems, "exact": overlap.exact}
+        facts: dict[str, Any] = {"problems": overlap.problems, "exact": overlap.count("exact")}
         if suite.shared_runs is not None:
-            facts |= {"mostly": overlap.mostly, "some": overlap.shared, "run": suite.shared_runs}
+            facts |= {"mostly": overlap.count("mostly"), "some": overlap.count("any")}
+            facts["run"] = suite.shared_runs
         facts["ids"] = near_duplicates(overlap)
         found["train_overlap"] = facts
     return found
