@@ -23,7 +23,8 @@ from typing import Any
 from bench.common import at_least, provenance, write
 from sg_rlhf.data_io.pinned_download import Origin, download
 from sg_rlhf.data_io.records import DataError
-from sg_rlhf.tasks.kk.puzzle import Puzzle, generate, parse_statements, solve
+from sg_rlhf.tasks.kk.logic import parse_statements, solve
+from sg_rlhf.tasks.kk.puzzle import Puzzle, generate
 
 ORIGIN = Origin(
     repository="AlphaPav/mem-kk-logic",

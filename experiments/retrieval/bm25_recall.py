@@ -82,7 +82,7 @@ def main() -> None:
 
 def ours(corpus: Path, questions: Sequence[str], work: Path) -> Found:
     """What our index finds."""
-    build(corpus, "bm25", work / "ours", progress=False)
+    build(corpus, "bm25", work / "ours")
     hits = open_index(work / "ours").search(questions, TOPK)
     return [[hit.document["contents"] for hit in some] for some in hits]
 

@@ -166,7 +166,7 @@ def open_skyrl(folder: Path, url: str) -> tuple[Ask, Text]:
 def open_ours(folder: Path, url: str) -> tuple[Ask, Text]:
     def ask(queries: Sequence[str]) -> list[str]:
         async def all_of_them() -> list[str]:
-            client = RetrieverClient.from_settings(SearchSettings(url=url, topk=TOPK))
+            client = RetrieverClient(SearchSettings(url=url, topk=TOPK))
             try:
                 return await searches(client.search, queries)
             finally:
@@ -351,7 +351,7 @@ def main() -> None:
     result["command"] = f"python {script} --data DIR --sources DIR --out FILE"
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        build(args.data / "corpus.jsonl", "bm25", work / "index", progress=False)
+        build(args.data / "corpus.jsonl", "bm25", work / "index")
         made = [" ".join(query.split()) for query in make_queries(args.data)]
         most = max(client.queries for client in CLIENTS)
         queries = ODD + [made[i % len(made)] + f" {i}" for i in range(most - len(ODD))]

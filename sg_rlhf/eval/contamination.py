@@ -37,40 +37,20 @@ class TrainingRun:
 
 
 @dataclass(frozen=True)
-class TrainingData:
-    """The training data of a model.
-
-    Attributes:
-        source: the option or the run that names it.
-        files: name, SHA-256 and rows of each file.
-    """
-
-    source: str
-    files: Sequence[Mapping[str, Any]]
-    problems: Sequence[Problem]
-
-
-@dataclass(frozen=True)
 class TrainingOverlap:
     """What a model may have seen of the questions of one evaluation.
 
     Attributes:
         family: the model's family; None if unknown.
-        data: the training data; None if unknown.
+        data: the training data, for JSON: `source` (the option or the run that names it) and
+            `files` (name, SHA-256 and rows of each), or the `problem` because of which it was not
+            compared; None if unknown.
         overlap: benchmark -> what its questions share with the data.
-        problem: why the overlap was not counted although there is data.
     """
 
     family: ModelFamily | None = None
-    data: TrainingData | None = None
+    data: Mapping[str, Any] | None = None
     overlap: Mapping[str, OverlapReport] = field(default_factory=dict)
-    problem: str | None = None
-
-    def as_dict(self) -> dict[str, Any] | None:
-        """The training data, for JSON; None if unknown."""
-        if self.data is None:
-            return None if self.problem is None else {"problem": self.problem}
-        return {"source": self.data.source, "files": list(self.data.files)}
 
 
 def training_run_of(model: Model) -> TrainingRun | None:
@@ -101,17 +81,21 @@ def find_training_overlap(
     """
     run = training_run_of(model)
     family = family_of([model.name, *([run.base] if run else [])])
-    if given is None and (run is None or not run.data):
-        return TrainingOverlap(family)
-    try:
-        data = _read(suite, given, run)
-    except (ValueError, OSError) as error:
-        if given is not None:
+    if given is not None:
+        try:
+            data, problems = _read(suite, "--train-data", given)
+        except (ValueError, OSError) as error:
             raise EvalError(f"--train-data {error}") from None
-        assert run is not None
-        return TrainingOverlap(family, problem=f"the data of {run.config} is not compared: {error}")
+    elif run is not None and run.data:
+        try:
+            data, problems = _read(suite, str(run.config), [_find(part, run) for part in run.data])
+        except (ValueError, OSError) as error:
+            problem = f"the data of {run.config} is not compared: {error}"
+            return TrainingOverlap(family, {"problem": problem})
+    else:
+        return TrainingOverlap(family)
     sets = {each.benchmark.name: each.questions for each in loaded}
-    found = find_overlap(data.problems, sets, n=suite.shared_runs)
+    found = find_overlap(problems, sets, n=suite.shared_runs)
     return TrainingOverlap(family, data, {overlap.name: overlap for overlap in found})
 
 
@@ -122,9 +106,10 @@ def overlap_report(seen: TrainingOverlap, benchmark: Benchmark, suite: Suite) ->
         found["contamination"] = benchmark.exposure.assess(seen.family)
     overlap = seen.overlap.get(benchmark.name)
     if overlap is not None:
-        facts: dict[str, Any] = {"problems": overlap.problems, "exact": overlap.exact}
+        facts: dict[str, Any] = {"problems": overlap.problems, "exact": overlap.count("exact")}
         if suite.shared_runs is not None:
-            facts |= {"mostly": overlap.mostly, "some": overlap.shared, "run": suite.shared_runs}
+            facts |= {"mostly": overlap.count("mostly"), "some": overlap.count("any")}
+            facts["run"] = suite.shared_runs
         facts["ids"] = near_duplicates(overlap)
         found["train_overlap"] = facts
     return found
@@ -135,19 +120,15 @@ def near_duplicates(overlap: OverlapReport) -> list[str]:
     return sorted(match.test.id for match in overlap.matches if "mostly" in match.levels)
 
 
-def _read(suite: Suite, given: Sequence[Path] | None, run: TrainingRun | None) -> TrainingData:
-    if given is not None:
-        paths, source = list(given), "--train-data"
-    else:
-        assert run is not None
-        paths, source = [_find(part, run) for part in run.data], str(run.config)
+def _read(suite: Suite, source: str, paths: Sequence[Path]) -> tuple[dict[str, Any], list[Problem]]:
+    """`TrainingOverlap.data`, and the problems of the files."""
     files: list[dict[str, Any]] = []
     problems: list[Problem] = []
     for path in paths:
         read = suite.training_problems(path)
         problems += read
         files.append({"name": str(path), "sha256": sha256_of(path), "rows": len(read)})
-    return TrainingData(source, files, problems)
+    return {"source": source, "files": files}, problems
 
 
 def _find(part: str, run: TrainingRun) -> Path:

@@ -92,28 +92,20 @@ def fingerprint(folder: Path) -> str:
     return hashlib.sha256(json.dumps(listing).encode()).hexdigest()
 
 
-def check_folder(model: Model) -> None:
-    """Refuse a folder that is no whole model, or brings code of its own, which is never run.
-
-    Raises:
-        EvalError: what is wrong with it.
-    """
-    if model.revision is None and Path(model.location).is_dir():
-        try:
-            model_folder.check(Path(model.location))
-        except model_folder.ModelError as error:
-            raise EvalError(f"--model {model.name}: {error}") from None
-
-
 def load_tokenizer(model: Model) -> Any:
     """The model's tokenizer.
 
     Raises:
-        EvalError: there is none that can be loaded.
+        EvalError: there is none that can be loaded, or the folder is no whole model, or brings code
+            of its own, which is never run.
     """
     from transformers import AutoTokenizer
 
-    check_folder(model)
+    try:
+        if model.revision is None and Path(model.location).is_dir():
+            model_folder.check(Path(model.location))
+    except model_folder.ModelError as error:
+        raise EvalError(f"--model {model.name}: {error}") from None
     try:
         return AutoTokenizer.from_pretrained(
             model.location, revision=model.revision, trust_remote_code=False

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
@@ -22,7 +21,7 @@ from sg_rlhf.eval.contamination import TrainingOverlap
 from sg_rlhf.eval.generation.requests import grade_fields
 from sg_rlhf.eval.model import Model
 from sg_rlhf.eval.scores import results, tables
-from sg_rlhf.eval.scores.compare import RunResults, pass_at_of, read_run_results
+from sg_rlhf.eval.scores.compare import RunResults, as_run, known_benchmarks, read_run_results
 from sg_rlhf.eval.store import SAMPLES, Key, Row, Store, key_of
 from sg_rlhf.tasks.contamination import family_of
 from sg_rlhf.tasks.grade import Grade
@@ -83,11 +82,8 @@ def _benchmarks(
         raise EvalError(
             f"--suite {suite.name}: {side.folder} is a run of suite {side.request['suite']}"
         )
-    known = {benchmark.name: benchmark for benchmark in suite.benchmarks}
+    known = known_benchmarks(suite, side)
     names = list(side.request["benchmarks"])
-    foreign = next((name for name in names if name not in known), None)
-    if foreign is not None:
-        raise EvalError(f"{side.folder}: benchmark {foreign} is not in suite {suite.name}")
     if only:
         selected = {benchmark.name for benchmark in suite.select(only)}
         names = [name for name in names if name in selected]
@@ -101,11 +97,9 @@ def _benchmarks(
             )
     found = []
     for name in names:
-        settings = replace(known[name].settings, **side.request["benchmarks"][name]["settings"])
         # Without results.json, the run ended before its report: the suite's k.
         own = {f"pass@{k}" for k in known[name].pass_at}
-        pass_at = pass_at_of(name, settings.n, ks, side.reported.get(name, own))
-        found.append(replace(known[name], settings=settings, pass_at=pass_at))
+        found.append(as_run(known[name], side, ks, side.reported.get(name, own)))
     return found
 
 
@@ -159,6 +153,5 @@ def _seen(side: RunResults) -> TrainingOverlap:
         Model(model["name"], model["name"], model.get("revision"), model.get("fingerprint", ""))
     )
     family = family_of([model["name"], *([run.base] if run else [])])
-    return TrainingOverlap(
-        family, problem=f"not compared by --rescore; see results.json in {side.folder}"
-    )
+    problem = f"not compared by --rescore; see results.json in {side.folder}"
+    return TrainingOverlap(family, {"problem": problem})

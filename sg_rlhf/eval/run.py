@@ -7,6 +7,7 @@ the responses that are not stored yet, and write the report.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import functools
 import sys
@@ -16,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 
 from sg_rlhf.common.atomic_io import best_effort_output
 from sg_rlhf.common.environment import as_typed
 from sg_rlhf.common.redaction import redact_text
-from sg_rlhf.eval import chat_prompts, contamination, defaults, listing, suites
+from sg_rlhf.eval import chat_prompts, contamination, defaults, suites
 from sg_rlhf.eval.command_line import (
     CommandLine,
     check,
@@ -59,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         line = parse_arguments(sys.argv[1:] if argv is None else argv)
         if line.args.list:
             line.refuse_all_but(_LIST_OPTIONS, "has no effect on --list")
-            listing.show(line.suites, console)
+            list_suites(line.suites, console)
             return 0
         if line.args.compare is not None:
             return compare_folders(line, console)
@@ -84,6 +86,32 @@ def main(argv: Sequence[str] | None = None) -> int:
 #: Options that `--compare` and `--list` have a use for.
 _COMPARE_OPTIONS = {"compare", "suite", "out", "only", "k", "seed"}
 _LIST_OPTIONS = {"list", "suite"}
+
+
+def list_suites(suites: Mapping[str, Suite], console: Console) -> None:
+    """Print one table per suite: its benchmarks, with sizes, settings and licences."""
+    for name, suite in suites.items():
+        caption = f"without --only: {', '.join(suite.by_default)}" if suite.by_default else None
+        table = Table(
+            title=f"--suite {name}: {suite.title}", title_justify="left",
+            caption=caption, caption_justify="left",
+        )  # fmt: skip
+        for title in ("--only", "benchmark", "questions", "settings", "scores", "licence"):
+            table.add_column(title)
+        for b in suite.benchmarks:
+            s = b.settings
+            how = "greedy" if s.temperature == 0 else f"T={s.temperature:g}, top_p={s.top_p:g}"
+            names = [b.mean_name, *(f"pass@{k}" for k in b.pass_at)]
+            if s.n > 1:
+                names.append(f"bayes@{s.n}")
+            if b.headline_groups:
+                names.append("by number of people")
+            only = b.name if b.family == b.name else f"{b.name} ({b.family})"
+            table.add_row(
+                only, b.title, str(b.size), f"{how}, {s.max_tokens} tokens, n={s.n}",
+                ", ".join(names), b.licence,
+            )  # fmt: skip
+        console.print(table)
 
 
 def compare_folders(line: CommandLine, console: Console) -> int:
@@ -315,7 +343,10 @@ def answer(
     else:
         codec = TokenizerCodec(run.target.tokenizer)
         in_flight = multi_turn.IN_FLIGHT * args.replicas
-        multi_turn.run_dialogues(run.left, engine, store, stored, environment, codec, in_flight)
+        dialogues = multi_turn.run_dialogues(
+            run.left, engine, store, stored, environment, codec, in_flight
+        )
+        asyncio.run(dialogues)
 
 
 def _announce_cuts(tasks: Sequence[requests.PreparedBenchmark], context: int | None) -> None:

@@ -51,7 +51,7 @@ def words(text: str) -> list[str]:
     return [_stem(word) for word in _WORD.findall(text.lower()) if word not in _STOPWORDS]
 
 
-def build(corpus: Path, out: Path, *, progress: bool = True) -> dict[str, Any]:
+def build(corpus: Path, out: Path) -> dict[str, Any]:
     """Index a corpus into the folder `out`, in memory; returns the entries for the manifest.
 
     Raises:
@@ -59,10 +59,7 @@ def build(corpus: Path, out: Path, *, progress: bool = True) -> dict[str, Any]:
         OSError: the disk is full.
     """
     vocabulary: dict[str, int] = {}
-    texts = tqdm(
-        iterate_contents(corpus), desc="splitting words", unit="passage",
-        disable=None if progress else True,
-    )  # fmt: skip
+    texts = tqdm(iterate_contents(corpus), desc="splitting words", unit="passage", disable=None)
     ids = [
         array("i", [vocabulary.setdefault(word, len(vocabulary)) for word in words(text)])
         for text in texts
@@ -70,7 +67,7 @@ def build(corpus: Path, out: Path, *, progress: bool = True) -> dict[str, Any]:
     if not vocabulary:
         raise ValueError(f"{corpus}: no words in any passage, nothing to index")
     model = bm25s.BM25(k1=K1, b=B, method="lucene")
-    model.index(Tokenized(ids, vocabulary), show_progress=progress and sys.stderr.isatty())
+    model.index(Tokenized(ids, vocabulary), show_progress=sys.stderr.isatty())
     with disk_full_context(out):
         model.save(out, show_progress=False)
     return {"words": len(vocabulary)}

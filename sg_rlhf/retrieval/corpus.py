@@ -12,7 +12,7 @@ import json
 import mmap
 import os
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
@@ -41,13 +41,12 @@ class Scan:
     sha256: str
 
 
-def scan(path: Path, *, check: bool = True, progress: bool = True) -> Scan:
+def scan(path: Path, *, check: bool = True) -> Scan:
     """Read a corpus once: where its lines start, its SHA-256, and whether every line is a passage.
 
     Args:
         check: parse every line (10 microseconds each); False finds offsets alone, and `sha256`
             stays empty.
-        progress: a bar on stderr.
 
     Raises:
         ValueError: naming the file, the line and the field of the first bad passage, or both lines
@@ -58,11 +57,10 @@ def scan(path: Path, *, check: bool = True, progress: bool = True) -> Scan:
     digest = hashlib.sha256()
     position = 0
     size = path.stat().st_size
-    shown = None if progress else True
     with (
         path.open("rb") as file,
         tqdm(
-            total=size, unit="B", unit_scale=True, desc=f"reading {path.name}", disable=shown
+            total=size, unit="B", unit_scale=True, desc=f"reading {path.name}", disable=None
         ) as bar,
     ):
         for line in file:
@@ -187,8 +185,3 @@ def load_offsets(path: Path, rows: int | None = None) -> np.ndarray:
             + ("" if rows is None else f" for {rows:,} passages")
         )
     return offsets
-
-
-def is_blank(queries: Sequence[str]) -> list[bool]:
-    """Which queries hold nothing to search for; they find no passage, whatever the backend."""
-    return [not query.strip() for query in queries]

@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-import faiss
 import numpy as np
 import torch
 
@@ -110,14 +109,10 @@ class DenseBackend:
         """For each query its rows and scores (cosines), best first, at most `topk`."""
         if not queries:
             return []
-        return self.search_vectors(self._encoder.encode(queries, "query"), topk)
-
-    def search_vectors(self, queries_QD: np.ndarray, topk: int) -> list[Hits]:
-        """`search` for query vectors, float32 [queries, dimension]."""
+        queries_QD = self._encoder.encode(queries, "query")
         topk = min(topk, len(self))
         if self._flat is not None:
-            queries = torch.from_numpy(np.ascontiguousarray(queries_QD)).to(self._flat.device)
-            parts = queries.split(QUERIES)
+            parts = torch.from_numpy(queries_QD).to(self._flat.device).split(QUERIES)
             found = (flat_search(self._flat, part, topk, self._threads) for part in parts)
             return [hits for some in found for hits in some]
         count = min(topk + MARGIN, len(self))
@@ -205,9 +200,3 @@ def _on_gpu(vectors: torch.Tensor | None, device: torch.device, path: Path) -> t
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0]
         raise ValueError(f"--search-device {device}: {path.name}: {reason}") from None
-
-
-def limit_threads(count: int) -> None:
-    """Use `count` threads for encoding and searching in this process."""
-    torch.set_num_threads(count)
-    faiss.omp_set_num_threads(count)

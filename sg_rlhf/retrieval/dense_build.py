@@ -39,7 +39,7 @@ EF_CONSTRUCTION = 200
 class Shards:
     """The encoded corpus in a folder: one file per `shard_rows` passages.
 
-    All processes of a build share it; paths are absolute.
+    All processes of a build share it; paths are absolute. `load_encoder` takes a device.
     """
 
     folder: Path
@@ -47,10 +47,7 @@ class Shards:
     offsets: Path
     rows: int
     shard_rows: int
-    encoder: str
-    revision: str | None
-    max_length: int
-    dtype: str
+    load_encoder: Callable[[str], Encoder]
     batch_size: int | None
 
     def path(self, number: int) -> Path:
@@ -62,10 +59,6 @@ class Shards:
         """The shards that are not encoded yet."""
         count = -(-self.rows // self.shard_rows)
         return [number for number in range(count) if not self.path(number).exists()]
-
-    def load_encoder(self, device: str) -> Encoder:
-        """The encoder on a device."""
-        return Encoder(self.encoder, self.revision, self.max_length, device, self.dtype)
 
     def encode(self, number: int, encoder: Encoder, corpus: Corpus) -> int:
         """Write a shard; returns its number of rows.
@@ -79,7 +72,7 @@ class Shards:
         bad = np.flatnonzero(~np.isfinite(vectors_ND).all(axis=1))
         if len(bad):
             raise ValueError(
-                f"{self.corpus}: the encoder {self.encoder} gives NaN or infinity for the passage "
+                f"{self.corpus}: the encoder {encoder.name} gives NaN or infinity for the passage "
                 f"in line {start + int(bad[0]) + 1}; its weights are damaged, or too large for "
                 f"{encoder.dtype}: --encoder-dtype fp32"
             )
@@ -205,16 +198,14 @@ def new_index(
     return index, used
 
 
-def fill_index(index: Any, factory: str, shards: Shards, out: Path, progress: bool) -> None:
+def fill_index(index: Any, factory: str, shards: Shards, out: Path) -> None:
     """Train an index on a sample, add all vectors, and write it to `out`.
 
     Raises:
         ValueError: there are too few vectors to train on.
         OSError: the disk is full.
     """
-    with tqdm(
-        total=shards.rows, desc="indexing", unit="vector", disable=None if progress else True
-    ) as bar:
+    with tqdm(total=shards.rows, desc="indexing", unit="vector", disable=None) as bar:
         try:
             if not index.is_trained:
                 index.train(_sample(index, shards))

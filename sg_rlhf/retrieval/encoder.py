@@ -34,7 +34,6 @@ BATCH = {"cpu": 64, "cuda": 256}
 
 #: Numbers that the encoder computes with. `auto`: fp16 on a GPU, as Search-R1's; fp32 on a CPU.
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
-Tokens = Mapping[str, list[list[int]]]
 
 
 class Encoder:
@@ -67,6 +66,7 @@ class Encoder:
         )
         if dtype == "auto":
             dtype = "fp16" if self.device.type == "cuda" else "fp32"
+        self.name = name
         self.dtype = dtype
         self.max_length = max_length
         try:
@@ -91,8 +91,6 @@ class Encoder:
             raise ValueError(f"--max-length {max_length}: {name} reads at most {limit} tokens")
         self._model = model.to(self.device).eval()
         self.dimension = int(model.config.hidden_size)
-        #: Bytes of its weights.
-        self.size = sum(weight.numel() * weight.element_size() for weight in model.parameters())
         self.identity = _identity(name, getattr(model.config, "_commit_hash", None))
         if self.device.type == "cpu" and onednn.available():
             onednn.convert(self._model)
@@ -101,19 +99,11 @@ class Encoder:
         """Unit vectors, float32 [texts, dimension], in the order of `texts`."""
         if not texts:
             return np.empty((0, self.dimension), np.float32)
-        return self.forward(self.tokens(texts, kind), batch_size)
-
-    def tokens(self, texts: Sequence[str], kind: Kind) -> Tokens:
-        """The input of `forward`; may run in another thread at the same time."""
-        tokens: Tokens = self._tokenizer(
+        tokens: Mapping[str, list[list[int]]] = self._tokenizer(
             [self._prompts[kind] + text for text in texts],
             truncation=True,
             max_length=self.max_length,
         )
-        return tokens
-
-    def forward(self, tokens: Tokens, batch_size: int | None = None) -> np.ndarray:
-        """The vectors of `tokens`, float32 [texts, dimension]."""
         buckets: dict[int, list[int]] = defaultdict(list)
         multiple = BUCKET[self.device.type]
         for row, ids in enumerate(tokens["input_ids"]):

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import functools
 import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from tqdm import tqdm
 
 from sg_rlhf.common import resources
 from sg_rlhf.common.argument_types import path, positive_int, printable_name
@@ -76,7 +79,6 @@ class Build:
     skip_room_check: bool = False
     force: bool = False
     restart: bool = False
-    progress: bool = True
 
     @property
     def partial(self) -> Path:
@@ -160,10 +162,15 @@ def _names(folder: Path) -> set[str]:
 def _build_partial(job: Build) -> dict[str, Any] | None:
     """Make the whole index in `job.partial`; its manifest, or None if `out` is that index."""
     _clean(job.partial, keep=(LOCK, PLAN, VECTORS))
-    # Before the corpus is read, which may take minutes.
-    model = None if job.encoder == "bm25" else _load_encoder(job)
-    index = None if model is None else _new_index(job, model)
-    found = scan(job.corpus, progress=job.progress)
+    model = index = None
+    if job.encoder != "bm25":
+        # torch and transformers take seconds to import, and BM25 needs neither.
+        from sg_rlhf.retrieval import dense_build
+
+        # Before the corpus is read, which may take minutes.
+        model = _encoder(job)(dense_build.devices(job.device)[0])
+        index, search = dense_build.new_index(job.factory or "Flat", model.dimension, job.search)
+    found = scan(job.corpus)
     rows = len(found.offsets) - 1
     request: dict[str, Any] = {
         "kind": "bm25" if model is None else job.factory or "Flat",
@@ -177,10 +184,10 @@ def _build_partial(job: Build) -> dict[str, Any] | None:
         # numba takes seconds to import, and dense indexes do not need it.
         from sg_rlhf.retrieval import bm25
 
-        request |= bm25.build(job.corpus, job.partial / manifest.BM25, progress=job.progress)
+        request |= bm25.build(job.corpus, job.partial / manifest.BM25)
     else:
-        _build_dense(job, request, model, index[0])
-        request["search"] = index[1]
+        _build_dense(job, request, model, index)
+        request["search"] = search
     libraries = ("bm25s",) if model is None else ("faiss-cpu", "torch", "transformers")
     request |= {
         **manifest.describe_files(job.partial, INDEX),
@@ -190,24 +197,16 @@ def _build_partial(job: Build) -> dict[str, Any] | None:
     return request
 
 
-def _new_index(job: Build, model: Encoder) -> tuple[Any, dict[str, int]]:
-    from sg_rlhf.retrieval import dense_build
-
-    return dense_build.new_index(job.factory or "Flat", model.dimension, job.search)
-
-
 def _build_dense(job: Build, request: Mapping[str, Any], model: Encoder, index: Any) -> None:
     """Encode the missing shards and write the faiss index."""
-    from tqdm import tqdm
-
     from sg_rlhf.retrieval import dense_build
 
     factory, rows = request["kind"], request["corpus"]["rows"]
     _plan(job, request, model)
     shards = dense_build.Shards(
         job.partial.resolve() / VECTORS, job.corpus.resolve(),
-        job.partial.resolve() / manifest.OFFSETS, rows, job.shard_rows, job.encoder, job.revision,
-        job.max_length, job.encoder_dtype, job.batch_size,
+        job.partial.resolve() / manifest.OFFSETS, rows, job.shard_rows, _encoder(job),
+        job.batch_size,
     )  # fmt: skip
     shards.folder.mkdir(exist_ok=True)
     missing = len(shards.missing)
@@ -222,11 +221,10 @@ def _build_dense(job: Build, request: Mapping[str, Any], model: Encoder, index: 
     where = dense_build.places(dense_build.devices(job.device), job.workers)
     with tqdm(
         total=rows, initial=rows - min(rows, missing * job.shard_rows), desc="encoding",
-        unit="passage", disable=None if job.progress else True,
+        unit="passage", disable=None,
     ) as bar:  # fmt: skip
         dense_build.encode(shards, where[: max(1, missing)], model, bar.update)
-    out = job.partial / manifest.FAISS
-    dense_build.fill_index(index, factory, shards, out, job.progress)
+    dense_build.fill_index(index, factory, shards, job.partial / manifest.FAISS)
 
 
 def _plan(job: Build, request: Mapping[str, Any], model: Encoder) -> None:
@@ -269,13 +267,13 @@ def _encoder_entry(job: Build, model: Encoder | None) -> dict[str, Any]:
     return entry
 
 
-def _load_encoder(job: Build) -> Encoder:
-    # torch and transformers take seconds to import, and BM25 needs neither.
-    from sg_rlhf.retrieval import dense_build
+def _encoder(job: Build) -> Callable[[str], Encoder]:
+    """What loads the encoder on a device; it can be sent to another process."""
     from sg_rlhf.retrieval.encoder import Encoder
 
-    device = dense_build.devices(job.device)[0]
-    return Encoder(job.encoder, job.revision, job.max_length, device, job.encoder_dtype)
+    return functools.partial(
+        Encoder, job.encoder, job.revision, job.max_length, dtype=job.encoder_dtype
+    )
 
 
 def _is_built(job: Build, request: dict[str, Any]) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from sg_rlhf.retrieval import manifest
-from sg_rlhf.retrieval.corpus import Corpus, Document, is_blank, load_offsets, scan
+from sg_rlhf.retrieval.corpus import Corpus, Document, load_offsets, scan
 
 if TYPE_CHECKING:
     from sg_rlhf.retrieval.encoder import Encoder
@@ -25,13 +25,11 @@ class DenseOptions:
     Attributes:
         search: `efSearch` or `nprobe`, instead of the index's own.
         encoder_dtype: a key of `encoder.DTYPES`, or `auto`.
-        threads: threads of encoder and search; by default one per core.
         device: of a flat search: cpu, cuda, or cuda:N.
     """
 
     search: Mapping[str, int] = field(default_factory=dict)
     encoder_dtype: str = "auto"
-    threads: int | None = None
     device: str = "cpu"
 
     @property
@@ -40,7 +38,6 @@ class DenseOptions:
         flags = {
             "--search": " ".join(f"{name}={value}" for name, value in self.search.items()),
             "--encoder-dtype": "" if self.encoder_dtype == "auto" else self.encoder_dtype,
-            "--search-threads": self.threads,
             "--search-device": "" if self.device == "cpu" else self.device,
         }
         return ", ".join(f"{flag} {value}" for flag, value in flags.items() if value)
@@ -78,7 +75,7 @@ class Retriever:
 
         A query's result does not depend on the others; equal scores are ordered by row.
         """
-        blank = is_blank(queries)
+        blank = [not query.strip() for query in queries]
         some = [query for query, empty in zip(queries, blank, strict=True) if not empty]
         found = iter(self._backend.search(some, topk))
         return [[] if empty else self._hits(*next(found)) for empty in blank]
@@ -181,8 +178,6 @@ def _open_vectors(
     """Search in a faiss file; prints each raised search parameter on stderr."""
     from sg_rlhf.retrieval import dense
 
-    if options.threads is not None:
-        dense.limit_threads(options.threads)
     given = {**(search or {}), **options.search}
     backend = dense.DenseBackend(file, model, given, options.device)
     for line in backend.adjusted:

@@ -24,7 +24,7 @@ from sg_rlhf.common.argument_types import (
     printable_name,
 )  # fmt: skip
 from sg_rlhf.retrieval.app import create_app
-from sg_rlhf.retrieval.command import Parser, run, setting, threads
+from sg_rlhf.retrieval.command import Parser, run, setting
 from sg_rlhf.retrieval.limits import Limits
 from sg_rlhf.retrieval.search import DenseOptions, Retriever, open_faiss, open_index
 
@@ -148,9 +148,7 @@ def loader(args: argparse.Namespace) -> Callable[[], Retriever]:
     """
     if (args.index is None) == (args.faiss_index is None):
         raise ValueError("expected --index DIR, or --faiss-index FILE with --corpus and --encoder")
-    options = DenseOptions(
-        dict(args.search), args.encoder_dtype, args.search_threads, args.search_device
-    )
+    options = DenseOptions(dict(args.search), args.encoder_dtype, args.search_device)
     if args.index is not None:
         return partial(
             open_index, args.index.resolve(), args.corpus, args.encoder, args.device,
@@ -196,8 +194,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="number type of the encoder (default: fp16 on a GPU, fp32 on a CPU)")  # fmt: skip
     what("--search", type=setting, nargs="+", default=[], metavar="NAME=N",
         help="efSearch (HNSW) or nprobe (IVF) of the search (default: the index's)")  # fmt: skip
-    what("--search-threads", type=threads, metavar="N",
-        help="threads of the encoder and of a dense search (default: one per core)")  # fmt: skip
     what("--search-device", type=printable_name, default="cpu", metavar="DEVICE",
         help="device of a flat search: cpu, or cuda:N, which holds all vectors "
         "(default: cpu)")  # fmt: skip

@@ -105,40 +105,31 @@ class OverlapReport:
         name: the set.
         problems: how many it has.
         too_short: those with fewer than N words, which only the exact check can find.
-        exact: its problems whose normalised text is in the training data.
-        mostly: its other problems of which at least `MOSTLY` of the runs are in one training
-            problem.
-        shared: its other problems with at least one such run (most often a phrase).
-        matches: for each of these the training problem that shares most, the nearest first.
+        matches: for each problem that shares anything the training problem that shares most, the
+            nearest first.
         train_keys: level (see `LEVELS`) -> normalised training problems that reach it.
     """
 
     name: str
     problems: int
     too_short: int = 0
-    exact: int = 0
-    mostly: int = 0
-    shared: int = 0
     matches: list[Match] = field(default_factory=list)
     train_keys: dict[str, set[str]] = field(
         default_factory=lambda: {level: set() for level in LEVELS}
     )
 
-    def add(self, match: Match) -> None:
-        """Count the nearest match of one of its problems."""
-        self.matches.append(match)
-        self.exact += match.exact
-        self.mostly += not match.exact and "mostly" in match.levels
-        self.shared += "mostly" not in match.levels
+    def count(self, level: str) -> int:
+        """How many of its problems reach this level of `LEVELS` and none above it."""
+        return sum(match.levels[0] == level for match in self.matches)
 
     def facts(self) -> dict[str, Any]:
         """Counts and the first examples, for JSON."""
         return {
             "problems": self.problems,
             "too_short_for_ngrams": self.too_short,
-            "exact": self.exact,
-            "mostly": self.mostly,
-            "some": self.shared,
+            "exact": self.count("exact"),
+            "mostly": self.count("mostly"),
+            "some": self.count("any"),
             "train_problems": {level: len(keys) for level, keys in self.train_keys.items()},
             "examples": [
                 {
@@ -196,7 +187,7 @@ def find_overlap(
             on_row()
 
     for at, match in best.items():
-        results[problems[at][0]].add(match)
+        results[problems[at][0]].matches.append(match)
     for result in results.values():
         result.matches.sort(key=_similarity, reverse=True)
     return list(results.values())

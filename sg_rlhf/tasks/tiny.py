@@ -80,7 +80,6 @@ class TinyModel(Generic[Item]):
         guess: the word that a response without work starts with.
         max_new_tokens: of a response, when it is measured.
         merge_text: the text that BPE learns its merges from.
-        goal: the measured key that reinforcement learning is to raise.
     """
 
     what: str
@@ -94,4 +93,3 @@ class TinyModel(Generic[Item]):
     guess: str
     max_new_tokens: int
     merge_text: str = MERGE_TEXT
-    goal: str = "accuracy"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -59,7 +60,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     made = encyclopedia.build(0, people=40, towns=12)
     corpus = folder / "corpus.jsonl"
     corpus.write_text("".join(json.dumps(row) + "\n" for row in made.corpus))
-    build(corpus, "bm25", folder / "index", progress=False)
+    build(corpus, "bm25", folder / "index")
     data = folder / "data"
     data.mkdir()
     with (data / f"bamboogle_{QUESTIONS}.jsonl").open("w") as file:
@@ -207,7 +208,7 @@ def test_a_dead_retriever_stores_nothing_and_the_next_run_goes_on(
             gone = url
         settings = SearchSettings(url=gone, retries=1, backoff_s=0.01, outage_s=0, **SETTINGS)
         with pytest.raises(EvalError, match=r"of 6 dialogues failed"):
-            multi_turn.run_dialogues(samples, engine, store, 0, searching, codec)
+            asyncio.run(multi_turn.run_dialogues(samples, engine, store, 0, searching, codec))
         searchers = {i for i, row in rows(whole).items() if row["dialogue"]["searches"]}
         assert searchers and not searchers & rows(out).keys()
         assert store.failures() == {"bamboogle": len(searchers)}
@@ -215,7 +216,7 @@ def test_a_dead_retriever_stores_nothing_and_the_next_run_goes_on(
             settings = settings.model_copy(update={"url": url})
             left = [sample for sample in samples if sample.question.id in searchers]
             already = len(samples) - len(left)
-            multi_turn.run_dialogues(left, engine, store, already, searching, codec)
+            asyncio.run(multi_turn.run_dialogues(left, engine, store, already, searching, codec))
     engine.close()
     # Other requests in the batch, an interruption: the same dialogues.
     assert {i: stable(row) for i, row in rows(out).items()} == {

@@ -66,8 +66,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
         folder / "flat",
     )
     save_random_encoder(made.encoder, texts)
-    build(made.corpus, "bm25", made.bm25, progress=False)
-    build(made.corpus, str(made.encoder), made.flat, max_length=64, progress=False)
+    build(made.corpus, "bm25", made.bm25)
+    build(made.corpus, str(made.encoder), made.flat, max_length=64)
     return made
 
 
@@ -438,7 +438,7 @@ def test_bm25_recall_on_real_questions(
 ) -> None:
     """The share of a question's supporting titles among its first three passages."""
     out = tmp_path_factory.mktemp("real") / "bm25"
-    build(REAL / "corpus.jsonl", "bm25", out, progress=False)
+    build(REAL / "corpus.jsonl", "bm25", out)
     rows = [json.loads(line) for line in (REAL / f"{name}.jsonl").read_text().splitlines()]
     found = open_index(out).search([row["question"] for row in rows], 3)
     shares = []
@@ -459,7 +459,7 @@ def test_approximate_search_on_the_real_corpus(files: Files, tmp_path: Path) -> 
     for kind in ("Flat", "HNSW32", "IVF186,Flat"):
         build(
             REAL / "corpus.jsonl", str(files.encoder), tmp_path / kind, factory=kind,
-            max_length=48, device="cpu", progress=False,
+            max_length=48, device="cpu",
         )  # fmt: skip
         hits = open_index(tmp_path / kind, device="cpu").search(queries, 10)
         found[kind] = [{hit.document["id"] for hit in some} for some in hits]

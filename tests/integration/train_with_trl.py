@@ -36,7 +36,7 @@ def reward(completions: list[str], answer: list[str], **_: Any) -> list[float]:
 
 
 def main(steps: int) -> None:
-    puzzles = mixed(generate_splits((2, 3), 160, 0, seed=0).train, "kk order")
+    puzzles = mixed(generate_splits((2, 3), 160, 0, seed=0)[0], "kk order")
     rows = [{"prompt": x["input"], "answer": x["answer"]} for x in to_records(puzzles)]
     with tempfile.TemporaryDirectory() as folder:
         args = GRPOConfig(

@@ -43,7 +43,7 @@ def imports_are_not_collected():
 @pytest.fixture(scope="session")
 def puzzles(tmp_path_factory):
     path = tmp_path_factory.mktemp("data") / "train.jsonl"
-    splits = generate_splits((2,), per_size=6, test_per_size=1, seed=0)
-    records = to_records(splits.train)
+    train, _ = generate_splits((2,), per_size=6, test_per_size=1, seed=0)
+    records = to_records(train)
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return path

@@ -188,13 +188,10 @@ def test_prompts_through_a_chat_template(tmp_path, monkeypatch):
             return "|".join(f"{m['role']}|{m['content']}" for m in messages) + "<bot>"
 
     monkeypatch.setattr(data, "_load_tokenizer", lambda model: Tokenizer())
-    for extra, roles in ([], ["system", "user"]), (["--no-system-role"], ["user"]):
-        out = tmp_path / str(len(extra))
-        assert data.main(["kk", "--out", str(out), *SMALL, "--chat-template", "m", *extra]) == 0
-        record = lines(out / "train.jsonl")[0]
-        assert [part for part in record["input"].split("|") if part in roles] == roles
-        assert record["input"].startswith(f"{roles[0]}|")
-        assert record["input"].endswith(f"{record['quiz']}\n<bot><think>")
+    assert data.main(["kk", "--out", str(tmp_path / "kk"), *SMALL, "--chat-template", "m"]) == 0
+    record = lines(tmp_path / "kk" / "train.jsonl")[0]
+    assert record["input"].startswith("system|")
+    assert record["input"].endswith(f"|user|{record['quiz']}\n<bot><think>")
 
 
 @pytest.mark.parametrize(
@@ -219,7 +216,6 @@ def test_prompts_through_a_chat_template(tmp_path, monkeypatch):
         (["--generate", "--seed", "3"], "--seed does not go with --source puzzles"),
         (["--generate", "--parquet", "x.parquet"], "--generate belongs to --source puzzles"),
         (["--parquet", "absent.parquet"], "absent.parquet: no such file"),
-        (["--generate", "people=3", "--no-system-role"], "needs --chat-template"),
         (["--generate", "people=3", "--colour", "red"], "unrecognized arguments"),
         (["--generate", "people=3", "--seed", "x"], "--seed: x: expected a whole number, 0"),
     ],

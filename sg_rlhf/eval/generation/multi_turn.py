@@ -40,7 +40,7 @@ IN_FLIGHT = 1024
 MAX_FAILED, LATEST = 10, 100
 
 
-def run_dialogues(
+async def run_dialogues(
     samples: Sequence[PendingSample],
     engine: Engine | None,
     store: Store,
@@ -61,18 +61,6 @@ def run_dialogues(
         EvalError: the engine failed, or dialogues failed. Finished dialogues are stored, failed
             ones are not.
     """
-    asyncio.run(_run(samples, engine, store, already, environment, codec, in_flight))
-
-
-async def _run(
-    samples: Sequence[PendingSample],
-    engine: Engine | None,
-    store: Store,
-    already: int,
-    environment: Callable[[], Environment],
-    codec: Codec,
-    in_flight: int,
-) -> None:
     made, requests = environment(), _Requests(engine)
     left = iter(samples)
     latest: deque[bool] = deque(maxlen=LATEST)  # whether each has no verdict

@@ -149,6 +149,7 @@ def compare(
     """
     a, b = (read_run_results(label, folder) for label, folder in zip("AB", folders, strict=True))
     suite = _suite(suites, a, b)
+    known = known_benchmarks(suite, a) | known_benchmarks(suite, b)
     names = [name for name in a.request["benchmarks"] if name in b.request["benchmarks"]]
     if not names:
         raise EvalError(
@@ -160,9 +161,11 @@ def compare(
         names = [name for name in names if name in selected]
         if not names:
             raise EvalError(f"--only {','.join(only)}: not in both folders")
-    known = {benchmark.name: benchmark for benchmark in suite.benchmarks}
     _check_same(a, b, names)
-    found = [_compared(_as_run(known[name], a, b, ks), a, b, seed) for name in names]
+    found = []
+    for name in names:
+        both = a.reported.get(name, set()) & b.reported.get(name, set())
+        found.append(_compared(as_run(known[name], a, ks, both), a, b, seed))
     if ks is not None and all(each.benchmark.settings.n == 1 for each in found):
         raise EvalError(f"--k {','.join(map(str, ks))}: one response to each question in both")
     scores = {each.benchmark.name: each.scores for each in found}
@@ -212,11 +215,6 @@ def _suite(suites: Mapping[str, Suite], a: RunResults, b: RunResults) -> Suite:
             f"--compare: suite {names[0]} is not known here, expected one of {', '.join(suites)}; "
             "--suite package.module:DOMAIN names another domain's"
         )
-    known = {benchmark.name for benchmark in suite.benchmarks}
-    for side in (a, b):
-        foreign = [name for name in side.request["benchmarks"] if name not in known]
-        if foreign:
-            raise EvalError(f"{side.folder}: benchmark {foreign[0]} is not in suite {names[0]}")
     return suite
 
 
@@ -240,32 +238,39 @@ def _check_same(a: RunResults, b: RunResults, names: Sequence[str]) -> None:
             raise EvalError(f"--compare: {name}: sample {odd} is in one folder alone")
 
 
-def _as_run(known: Benchmark, a: RunResults, b: RunResults, ks: Sequence[int] | None) -> Benchmark:
-    """The benchmark with the settings of both runs."""
-    settings = replace(known.settings, **a.request["benchmarks"][known.name]["settings"])
-    both = a.reported.get(known.name, set()) & b.reported.get(known.name, set())
-    return replace(known, settings=settings, pass_at=pass_at_of(known.name, settings.n, ks, both))
+def known_benchmarks(suite: Suite, side: RunResults) -> dict[str, Benchmark]:
+    """The benchmarks of a suite by name.
+
+    Raises:
+        EvalError: a run has one that is not among them.
+    """
+    known = {benchmark.name: benchmark for benchmark in suite.benchmarks}
+    foreign = next((name for name in side.request["benchmarks"] if name not in known), None)
+    if foreign is not None:
+        raise EvalError(f"{side.folder}: benchmark {foreign} is not in suite {suite.name}")
+    return known
 
 
-def pass_at_of(
-    name: str, n: int, ks: Sequence[int] | None, reported: Collection[str]
-) -> tuple[int, ...]:
-    """The k of pass@k of a stored benchmark.
+def as_run(
+    known: Benchmark, side: RunResults, ks: Sequence[int] | None, reported: Collection[str]
+) -> Benchmark:
+    """A benchmark with the settings of a run.
 
     Args:
-        n: responses per question.
-        ks: those of `--k`; None: those that were reported.
+        ks: the k of pass@k, of `--k`; None: those that were reported.
         reported: names of its scores in `results.json`.
 
     Raises:
-        EvalError: a k is above n.
+        EvalError: a k is above the number of responses per question.
     """
+    settings = replace(known.settings, **side.request["benchmarks"][known.name]["settings"])
+    n = settings.n
     if ks is None:
         found = (re.fullmatch(r"pass@(\d+)", score) for score in reported)
         ks = sorted(int(match[1]) for match in found if match)
     elif n > 1 and max(ks) > n:
-        raise EvalError(f"--k {','.join(map(str, ks))}: {name} has {n} samples of a question")
-    return tuple(k for k in ks if 1 < n >= k)
+        raise EvalError(f"--k {','.join(map(str, ks))}: {known.name} has {n} samples of a question")
+    return replace(known, settings=settings, pass_at=tuple(k for k in ks if 1 < n >= k))
 
 
 def _compared(benchmark: Benchmark, a: RunResults, b: RunResults, seed: int) -> BenchmarkComparison:

@@ -155,8 +155,11 @@ def column_means(
 
 def per_question(outcomes: Outcomes, benchmark: Benchmark) -> dict[str, list[float]]:
     """Each score of a benchmark by name, for every question: the mean, and the pass@k."""
-    rates = {f"pass@{k}": pass_rates(outcomes, k) for k in benchmark.pass_at}
-    return {benchmark.mean_name: mean_correct(outcomes), **rates}
+    counts = [(len(flags), sum(flags)) for flags in outcomes.values()]
+    rates = {
+        f"pass@{k}": [pass_at_k(n, correct, k) for n, correct in counts] for k in benchmark.pass_at
+    }
+    return {benchmark.mean_name: [correct / n for n, correct in counts], **rates}
 
 
 def with_headline(
@@ -176,16 +179,6 @@ def with_headline(
             whole[name] = mean_of(headline)
         grouped |= {f"{name}/{group}": found for group, found in groups.items() if group}
     return whole | grouped
-
-
-def mean_correct(outcomes: Outcomes) -> list[float]:
-    """Per question, the share of right samples."""
-    return [sum(flags) / len(flags) for flags in outcomes.values()]
-
-
-def pass_rates(outcomes: Outcomes, k: int) -> list[float]:
-    """Per question, the unbiased pass@k."""
-    return [pass_at_k(len(flags), sum(flags), k) for flags in outcomes.values()]
 
 
 def outcomes_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[bool]]:

@@ -7,10 +7,10 @@ import platform
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from sg_rlhf.common.environment import versions
 from sg_rlhf.eval import contamination
 from sg_rlhf.eval.contamination import TrainingOverlap
 from sg_rlhf.eval.scores import metrics
@@ -85,7 +85,7 @@ def build(
         "groups": means,
         "benchmarks": described,
         **{k: v for k, v in request.items() if k not in ("suite", "benchmarks")},
-        "training_data": seen.as_dict(),
+        "training_data": seen.data,
         "bootstrap_resamples": metrics.RESAMPLES,
         "begun": dict(begun),
         "finished": environment(),
@@ -110,17 +110,11 @@ def _exposure(
 
 def environment() -> dict[str, Any]:
     """Date, machine, package versions and this project's commit."""
-    versions = {}
-    for name in PACKAGES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return {
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         "python": platform.python_version(),
-        "versions": versions,
+        "versions": versions(PACKAGES),
         "commit": _commit(),
     }
 

@@ -15,6 +15,11 @@ from sg_rlhf.data_io import strict_json
 from sg_rlhf.eval.store import RESULTS, SAMPLES, TABLE
 from sg_rlhf.tasks.suite import Results, Suite
 
+_HEADS = (
+    "Score", "Value", "95 % interval", "Questions", "Truncated", "Unreadable", "Tokens",
+    "Contamination",
+)  # fmt: skip
+
 
 def write(results: Results, suite: Suite, out: Path, console: Console) -> None:
     """Write `results.json` and `table.md`, and print the scores."""
@@ -43,7 +48,8 @@ def markdown(results: Results, suite: Suite) -> str:
         parts.append("\n".join(["## Graded again", "", *lines]))
     if suite.beside_the_paper is not None:
         parts.append("\n".join(suite.beside_the_paper(results, suite)))
-    parts.append("\n".join(["## Each score", "", *_details(results, suite)]))
+    lines = [*table_head(_HEADS), *map(table_row, _detail_rows(results, suite))]
+    parts.append("\n".join(["## Each score", "", *lines]))
     exposure = exposure_lines(results)
     if exposure:
         parts.append("\n".join(["## Contamination", "", *(f"- {line}" for line in exposure)]))
@@ -122,17 +128,6 @@ def _provenance(results: Results) -> str:
         f"commit {commit}, {begun['date'][:10]}. Rows marked *paper* are arXiv 2511.00066's and "
         f"were not run here; {EMPTY} was not run."
     )
-
-
-def _details(results: Results, suite: Suite) -> list[str]:
-    heads = (
-        "Score", "Value", "95 % interval", "Questions", "Truncated", "Unreadable", "Tokens",
-        "Contamination",
-    )  # fmt: skip
-    return [
-        *table_head(heads),
-        *(table_row(cells) for cells in _detail_rows(results, suite)),
-    ]
 
 
 def _detail_rows(results: Results, suite: Suite) -> list[list[str]]:

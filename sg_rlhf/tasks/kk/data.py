@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,35 +17,13 @@ from sg_rlhf.data_io.records import (
     split_held_out,
 )
 from sg_rlhf.tasks.kk.grading import READINGS, score
+from sg_rlhf.tasks.kk.logic import MAX_PEOPLE, MIN_PEOPLE, PuzzleError, parse_statements, solve
 from sg_rlhf.tasks.kk.prompt import build_prompt
-from sg_rlhf.tasks.kk.puzzle import (
-    MAX_PEOPLE,
-    MIN_PEOPLE,
-    Puzzle,
-    PuzzleError,
-    generate,
-    parse_statements,
-    solve,
-)
+from sg_rlhf.tasks.kk.puzzle import Puzzle, generate
 
 # What is read of a row; the other columns of the Logic-RL parquet follow from these.
 COLUMNS = ("quiz", "names", "solution", "solution_text_format", "statements")
 FILES = "a Logic-RL parquet or K&K jsonl file"
-
-
-@dataclass(frozen=True)
-class Splits:
-    """Train and test puzzles without overlap, and how many duplicates were dropped on the way."""
-
-    train: list[Puzzle]
-    test: list[Puzzle]
-    duplicates: int = 0
-
-    @property
-    def shared_structures(self) -> int:
-        """Test puzzles whose statements occur in train under other names or another wording."""
-        structures = {puzzle.structure for puzzle in self.train}
-        return sum(puzzle.structure in structures for puzzle in self.test)
 
 
 def generate_splits(
@@ -59,7 +36,7 @@ def generate_splits(
     width: int = 2,
     distinct: str = "structure",
     on_puzzle: ProgressCallback | None = None,
-) -> Splits:
+) -> tuple[list[Puzzle], list[Puzzle]]:
     """Generate `per_size` train and `test_per_size` test puzzles for each number of people.
 
     The test puzzles are drawn first, so they stay the same when `per_size` changes. They differ in
@@ -81,44 +58,53 @@ def generate_splits(
         held_out = draw(test_per_size)
         test += held_out
         train += draw(per_size, exclude=held_out, distinct=distinct)
-    return check_splits(train, test)
+    return train, test
 
 
-def split(puzzles: Sequence[Puzzle], test_fraction: float, seed: int) -> Splits:
-    """Hold out a fraction of each size, at random by `seed`, after dropping duplicates.
-
-    Raises:
-        DataError: the fraction is outside [0, 1).
-    """
-    unique = _drop_duplicates(puzzles)
-    train, test = split_held_out(
-        unique,
-        lambda puzzle: puzzle.n_people,
-        test_fraction,
-        lambda n_people: f"kk split n={n_people} seed={seed}",
-    )
-    return Splits(train, test, duplicates=len(puzzles) - len(unique))
-
-
-def check_splits(train: Sequence[Puzzle], test: Sequence[Puzzle]) -> Splits:
-    """Drop duplicates within each split and refuse a test puzzle that is also in train.
+def split(
+    puzzles: Sequence[Puzzle], test: Sequence[Puzzle] | None, test_fraction: float, seed: int
+) -> tuple[list[Puzzle], list[Puzzle], dict[str, int]]:
+    """Train and test puzzles without overlap, and without duplicates in either.
 
     Two puzzles are the same if the same people say the same things, in whatever order or wording
     (`Puzzle.identity`), or if their quiz texts are equal.
 
+    Args:
+        test: None: hold out `test_fraction` of each size, at random by `seed`.
+
+    Returns:
+        Train puzzles, test puzzles, and two counts: duplicates that were dropped, and test puzzles
+        whose statements occur in train under other names or another wording.
+
     Raises:
-        DataError: naming how many puzzles overlap and the first of them.
+        DataError: test puzzles are also in train (says how many, and the first of them), or the
+            fraction is outside [0, 1).
     """
-    unique_train, unique_test = _drop_duplicates(train), _drop_duplicates(test)
-    known = {key for puzzle in unique_train for key in _keys(puzzle)}
-    overlap = [puzzle for puzzle in unique_test if any(key in known for key in _keys(puzzle))]
-    if overlap:
-        raise DataError(
-            f"{len(overlap)} of {len(unique_test)} test puzzles are also in train, "
-            f"the first is {truncate(overlap[0].quiz)}; expected no overlap"
+    train = _drop_duplicates(puzzles)
+    dropped = len(puzzles) - len(train)
+    if test is None:
+        train, held_out = split_held_out(
+            train,
+            lambda puzzle: puzzle.n_people,
+            test_fraction,
+            lambda n_people: f"kk split n={n_people} seed={seed}",
         )
-    dropped = len(train) + len(test) - len(unique_train) - len(unique_test)
-    return Splits(unique_train, unique_test, dropped)
+    else:
+        held_out = _drop_duplicates(test)
+        dropped += len(test) - len(held_out)
+        known = {key for puzzle in train for key in _keys(puzzle)}
+        overlap = [puzzle for puzzle in held_out if any(key in known for key in _keys(puzzle))]
+        if overlap:
+            raise DataError(
+                f"{len(overlap)} of {len(held_out)} test puzzles are also in train, "
+                f"the first is {truncate(overlap[0].quiz)}; expected no overlap"
+            )
+    structures = {puzzle.structure for puzzle in train}
+    counts = {
+        "duplicates_dropped": dropped,
+        "test_structures_in_train": sum(puzzle.structure in structures for puzzle in held_out),
+    }
+    return train, held_out, counts
 
 
 def read_puzzles(path: str | Path, on_row: ProgressCallback | None = None) -> list[Puzzle]:
@@ -230,7 +216,7 @@ def _parse_row(row: Mapping[str, Any]) -> Puzzle:
 
 
 def find_duplicates(puzzles: Iterable[Puzzle]) -> list[tuple[int, int]]:
-    """(i, j) for every puzzle i that occurred before, first as puzzle j (`check_splits`)."""
+    """(i, j) for every puzzle i that occurred before, first as puzzle j (`split`)."""
     first: dict[object, int] = {}
     found = []
     for i, puzzle in enumerate(puzzles):

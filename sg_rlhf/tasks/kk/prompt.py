@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 # Changes whenever the text of a prompt does; written to every data set's manifest.
@@ -31,56 +32,31 @@ def build_prompt(quiz: str) -> str:
     )
 
 
-def chat_messages(quiz: str, *, system_role: bool = True) -> list[dict[str, str]]:
-    """The same content as chat messages.
-
-    Args:
-        system_role: False puts the instructions into the user's message, for chat templates that
-            refuse a system message.
-    """
-    if not system_role:
-        return [{"role": "user", "content": f"{SYSTEM}\n{quiz}\n"}]
-    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": f"{quiz}\n"}]
-
-
-def build_chat_prompt(quiz: str, tokenizer: Any, *, system_role: bool | None = None) -> str:
+def build_chat_prompt(quiz: str, tokenizer: Any) -> str:
     """The same content through the model's own chat template, ending in `<think>`.
 
-    With a plain ChatML template the result equals `build_prompt(quiz)`.
+    The instructions are a system message, or a part of the user's where the template has none. With
+    a plain ChatML template the result equals `build_prompt(quiz)`.
 
     Args:
         tokenizer: anything with Hugging Face's `apply_chat_template(messages, tokenize=...,
             add_generation_prompt=...)`.
-        system_role: whether the instructions are a system message; None: where the template has
-            one, else they are a part of the user's.
     """
-    text = None
-    if system_role is not False:
-        text = _through_template(quiz, tokenizer, refusal=system_role is None)
-    if text is None:
-        text = _applied(chat_messages(quiz, system_role=False), tokenizer)
+    from jinja2 import TemplateError
+
+    user = f"{quiz}\n"
+    try:
+        text = _applied(tokenizer, {"system": SYSTEM, "user": user})
+    except TemplateError:
+        text = ""
+    # Some templates leave a system message out, and some trim what they are given.
+    if SYSTEM.strip() not in text:
+        text = _applied(tokenizer, {"user": f"{SYSTEM}\n{user}"})
     # Templates of reasoning models open the tag themselves.
     stripped = text.rstrip()
     return stripped if stripped.endswith(THINK) else f"{text}{THINK}"
 
 
-def _applied(messages: list[dict[str, str]], tokenizer: Any) -> str:
+def _applied(tokenizer: Any, content: Mapping[str, str]) -> str:
+    messages = [{"role": role, "content": text} for role, text in content.items()]
     return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
-
-
-def _through_template(quiz: str, tokenizer: Any, *, refusal: bool) -> str | None:
-    """With a system message; None where the template refuses it or leaves it out.
-
-    Args:
-        refusal: whether it may refuse.
-    """
-    from jinja2 import TemplateError
-
-    try:
-        text = _applied(chat_messages(quiz), tokenizer)
-    except TemplateError:
-        if not refusal:
-            raise
-        return None
-    # Some templates trim what they are given.
-    return text if SYSTEM.strip() in text or not refusal else None

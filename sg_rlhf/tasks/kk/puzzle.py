@@ -19,24 +19,10 @@ from sg_rlhf.tasks.kk.logic import (
     Statement,
     assignment_at,
     canonical,
-    evaluate,
     knight_masks,
-    parse_statements,
-    solve,
     truth_mask,
 )
 from sg_rlhf.tasks.kk.render import NAMES, render_answer, render_quiz
-
-__all__ = [
-    "MAX_PEOPLE",
-    "MIN_PEOPLE",
-    "Puzzle",
-    "PuzzleError",
-    "evaluate",
-    "generate",
-    "parse_statements",
-    "solve",
-]
 
 # Draws in a row without a new puzzle after which the space counts as exhausted. With 2 people at
 # depth 2 the rarest puzzle has probability 1/1296 or more: it is missed with odds below 1e-6.

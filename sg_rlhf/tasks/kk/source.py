@@ -21,14 +21,14 @@ from sg_rlhf.tasks.data_source import (
 )
 from sg_rlhf.tasks.kk.data import (
     FILES,
-    check_splits,
     generate_splits,
     read_puzzles,
     split,
     to_records,
 )
+from sg_rlhf.tasks.kk.logic import MAX_PEOPLE, MIN_PEOPLE
 from sg_rlhf.tasks.kk.prompt import PROMPT_VERSION, build_chat_prompt, build_prompt
-from sg_rlhf.tasks.kk.puzzle import MAX_PEOPLE, MIN_PEOPLE, Puzzle
+from sg_rlhf.tasks.kk.puzzle import Puzzle
 
 # The largest puzzles that the tiny model was pretrained on; larger ones are for a real model.
 TINY_MODEL_PEOPLE = 3
@@ -76,26 +76,18 @@ def plan(options: Options, load_tokenizer: LoadTokenizer) -> BuildPlan[Puzzle]:
     prompt = _prompt(options, load_tokenizer)
 
     def make(train: list[Puzzle], test: list[Puzzle] | None) -> DataFiles:
-        if test is None:
-            splits = split(train, options["test_fraction"], options["seed"])
-        else:
-            splits = check_splits(train, test)
-        if not splits.train and not splits.test:
+        kept, held_out, counts = split(train, test, options["test_fraction"], options["seed"])
+        if not kept and not held_out:
             raise UsageError("nothing to write: both per_size and test_per_size are 0")
-        for name, puzzles in (("train", splits.train), ("test", splits.test)):
+        for name, puzzles in (("train", kept), ("test", held_out)):
             if not puzzles:
                 print(f"warning: the {name} split is empty", file=sys.stderr)
-        facts = {
-            "duplicates_dropped": splits.duplicates,
-            # With other names or another wording.
-            "test_structures_in_train": splits.shared_structures,
-        }
         return data_files(
-            splits.train,
-            splits.test,
+            kept,
+            held_out,
             lambda puzzles: to_records(puzzles, prompt),
             lambda puzzle: puzzle.n_people,
-            facts,
+            counts,
             order="kk order",
         )
 
@@ -121,12 +113,9 @@ def next_step(out: Path, manifest: Mapping[str, Any]) -> str:
 
 def _prompt(options: Options, load_tokenizer: LoadTokenizer) -> Callable[[str], str]:
     if options["chat_template"] is None:
-        if options["no_system_role"]:
-            raise UsageError("--no-system-role needs --chat-template MODEL")
         return build_prompt
     tokenizer = load_tokenizer(options["chat_template"])
-    system_role = False if options["no_system_role"] else None
-    return lambda quiz: build_chat_prompt(quiz, tokenizer, system_role=system_role)
+    return lambda quiz: build_chat_prompt(quiz, tokenizer)
 
 
 def parse_people(text: str) -> list[int]:
@@ -158,8 +147,8 @@ def generate(
     """Generated puzzles; see `--help` for the options."""
     total = len(people) * (options["per_size"] + options["test_per_size"])
     with progress_bar("generating", "puzzles", max(total, 0)) as bar:
-        splits = generate_splits(people, **options, on_puzzle=bar.update)
-    return splits.train, splits.test, {}
+        train, test = generate_splits(people, **options, on_puzzle=bar.update)
+    return train, test, {}
 
 
 DATA = DataSource(
@@ -187,11 +176,6 @@ DATA = DataSource(
             "metavar": "MODEL",
             "help": "model, hub id or folder, whose chat template the prompts get (default: "
             "Logic-RL's ChatML text, for Qwen2.5)",
-        },
-        "--no-system-role": {
-            "action": "store_true",
-            "help": "put the instructions into the user turn (default: only where the template has "
-            "no system message)",
         },
     },
     next_step=next_step,

@@ -180,12 +180,7 @@ def _reference_puzzles(folder: Path | None) -> dict[int, list[Puzzle]]:
             f"{folder / FILE}: no such file, expected it from {TEST.url}, "
             f"or the official people3_num{PER_SIZE}.jsonl and so on"
         )
-    actual = sha256_of(path)
-    if actual != TEST.sha256:
-        raise EvalError(
-            f"{path}: SHA-256 {actual}, expected {TEST.sha256} "
-            f"(K&K test puzzles of 3 to 7 people, 500 rows, {TEST.url})"
-        )
+    TEST.check(path)
     puzzles = read_puzzles(path)
     return {
         size: _of_size([p for p in puzzles if p.n_people == size], size, path)

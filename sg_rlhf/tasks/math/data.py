@@ -11,7 +11,7 @@ import csv
 import json
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from sg_rlhf.data_io.records import (
 )
 from sg_rlhf.tasks.labels import decode_golds, encode_golds
 from sg_rlhf.tasks.math.prompt import problem_of, prompt_of
+from sg_rlhf.tasks.overlap import normalise
 
 KINDS = "a .parquet, .json, .jsonl or .csv file"
 
@@ -110,27 +111,24 @@ def golds_of(label: str) -> tuple[str, ...]:
 
 
 def hold_out(
-    rows: Sequence[MathRow], test_fraction: float, seed: int, key: Callable[[str], object]
+    rows: Sequence[MathRow], test_fraction: float, seed: int
 ) -> tuple[list[MathRow], list[MathRow]]:
     """Train and test rows: a fraction of the different problems is held out, at random by `seed`.
 
-    All rows of a problem go to the same side, and it is tested once, so that repeated rows neither
-    leak nor count twice.
-
-    Args:
-        key: problem -> what makes two problems the same.
+    All rows of a problem (`overlap.normalise`) go to the same side, and it is tested once, so that
+    repeated rows neither leak nor count twice.
 
     Raises:
         DataError: the fraction is outside [0, 1).
     """
     check_fraction(test_fraction)
-    first: dict[object, MathRow] = {}
+    first: dict[str, MathRow] = {}
     for row in rows:
-        first.setdefault(key(row.problem), row)
+        first.setdefault(normalise(row.problem), row)
     keys = list(first)
     random.Random(f"math split seed={seed}").shuffle(keys)
     held_out = set(keys[: round(test_fraction * len(keys))])
-    train = [row for row in rows if key(row.problem) not in held_out]
+    train = [row for row in rows if normalise(row.problem) not in held_out]
     return train, [row for same, row in first.items() if same in held_out]
 
 

@@ -50,23 +50,15 @@ def grade(response: str, golds: str | Sequence[str], pool: WorkerPool | None = N
 
 
 def grade_many(
-    pairs: Iterable[tuple[str, str | Sequence[str]]],
-    pool: WorkerPool | None = None,
-    on_graded: Callable[[], object] | None = None,
+    pairs: Iterable[tuple[str, str | Sequence[str]]], pool: WorkerPool | None = None
 ) -> list[Grade]:
     """Grade (response, golds) pairs, those that need math-verify in parallel; keeps their order.
-
-    `on_graded` is called once for each graded pair, in order, for a progress bar.
 
     Raises:
         ValueError: as `grade`.
     """
-    grades = []
-    for finish in [_begin(response, golds, pool) for response, golds in pairs]:
-        grades.append(finish())
-        if on_graded is not None:
-            on_graded()
-    return grades
+    begun = [_begin(response, golds, pool) for response, golds in pairs]
+    return [finish() for finish in begun]
 
 
 def _begin(

@@ -20,8 +20,7 @@ from sg_rlhf.tasks.data_source import (
 )
 from sg_rlhf.tasks.math.data import KINDS, MathRow, read_rows, to_records
 from sg_rlhf.tasks.math.prompt import PROMPT_VERSION, prompt_of
-from sg_rlhf.tasks.math.sets import preparation, published
-from sg_rlhf.tasks.math.sets.arithmetic import problems as arithmetic_problems
+from sg_rlhf.tasks.math.sets import arithmetic, preparation, published
 from sg_rlhf.tasks.math.sets.published import EvalSet
 from sg_rlhf.tasks.overlap import LEVELS, MOSTLY, NGRAM
 
@@ -84,19 +83,10 @@ def plan(options: Options, _load_tokenizer: LoadTokenizer) -> BuildPlan[MathRow]
             for eval_set in asked.values():
                 published.download_eval_set(eval_set, folder)
         eval_sets = {name: published.read_eval_set(name, folder or Path()) for name in asked}
-        prepared = preparation.prepare(
-            train,
-            test,
-            eval_sets,
-            ngram=options["ngram"],
-            drop_overlap=options["drop_overlap"],
-            dedup=options["dedup"],
-            test_fraction=options["test_fraction"],
-            seed=options["seed"],
-        )
-        files = {"train.jsonl": to_records(prepared.train), "test.jsonl": to_records(prepared.test)}
-        files |= {f"{name}.jsonl": to_records(rows) for name, rows in eval_sets.items()}
-        return DataFiles(files, prepared.facts)
+        train, held_out, facts = preparation.prepare(train, test, eval_sets, options)
+        sets = {"train": train, "test": held_out, **eval_sets}
+        files = {f"{name}.jsonl": to_records(rows) for name, rows in sets.items()}
+        return DataFiles(files, facts)
 
     request = {
         "prompt": {
@@ -137,10 +127,10 @@ def generate(
 
     def draw(number: int, held_out: bool) -> list[MathRow]:
         name = "arithmetic-test" if held_out else "arithmetic"
-        made = arithmetic_problems(number, seed, held_out=held_out, **shape)
+        made = arithmetic.generate(number, seed, held_out=held_out, **shape)
         return [
-            MathRow(f"{name}-{number}", problem, (gold,), "arithmetic")
-            for number, (problem, gold) in enumerate(made, start=1)
+            MathRow(f"{name}-{number}", problem.text, (problem.gold,), "arithmetic")
+            for number, problem in enumerate(made, start=1)
         ]
 
     return draw(count, False), draw(test_count, True), {}

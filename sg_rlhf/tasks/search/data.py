@@ -47,50 +47,42 @@ class Question:
         return re.sub(r"[\W_]+", " ", self.text.lower()).strip()
 
 
-@dataclass(frozen=True)
-class Splits:
-    """Train and test questions without overlap.
+def split(
+    train: Sequence[Question], test: Sequence[Question] | None, test_fraction: float, seed: int
+) -> tuple[list[Question], list[Question], dict[str, int]]:
+    """Train and test questions without overlap; of each that comes twice the first is kept.
 
-    `duplicates` counts questions dropped because they came twice, `conflicts` those of them whose
-    golds differed, `overlap` the train questions dropped because they are in the test set.
-    """
+    Args:
+        test: a train question that is also in it is dropped; None: hold out `test_fraction` of each
+            source, at random by `seed`.
 
-    train: list[Question]
-    test: list[Question]
-    duplicates: int = 0
-    conflicts: int = 0
-    overlap: int = 0
-
-
-def split(questions: Sequence[Question], test_fraction: float, seed: int) -> Splits:
-    """Hold out a fraction of each source, at random by `seed`, after dropping duplicates.
+    Returns:
+        Train questions, test questions, and the numbers of those that were dropped.
 
     Raises:
         DataError: the fraction is outside [0, 1).
     """
-    unique, duplicates, conflicts = _drop_duplicates(questions)
-    train, test = split_held_out(
-        unique,
-        lambda question: question.source,
-        test_fraction,
-        lambda source: f"search split {source} seed={seed}",
-    )
-    return Splits(train, test, duplicates, conflicts)
-
-
-def join_splits(train: Sequence[Question], test: Sequence[Question]) -> Splits:
-    """Given splits without duplicates; a train question that is also in test is dropped."""
-    unique_train, duplicates, conflicts = _drop_duplicates(train)
-    unique_test, test_duplicates, test_conflicts = _drop_duplicates(test)
-    held_out = {question.key for question in unique_test}
-    kept = [question for question in unique_train if question.key not in held_out]
-    return Splits(
-        kept,
-        unique_test,
-        duplicates + test_duplicates,
-        conflicts + test_conflicts,
-        len(unique_train) - len(kept),
-    )
+    unique, duplicates, conflicts = _drop_duplicates(train)
+    overlap = 0
+    if test is None:
+        kept, held_out = split_held_out(
+            unique,
+            lambda question: question.source,
+            test_fraction,
+            lambda source: f"search split {source} seed={seed}",
+        )
+    else:
+        held_out, test_duplicates, test_conflicts = _drop_duplicates(test)
+        duplicates, conflicts = duplicates + test_duplicates, conflicts + test_conflicts
+        keys = {question.key for question in held_out}
+        kept = [question for question in unique if question.key not in keys]
+        overlap = len(unique) - len(kept)
+    dropped = {
+        "duplicates_dropped": duplicates,
+        "duplicates_with_other_golds": conflicts,
+        "train_questions_found_in_test_dropped": overlap,
+    }
+    return kept, held_out, dropped
 
 
 def to_records(questions: Iterable[Question], style: Style) -> Iterator[dict[str, Any]]:

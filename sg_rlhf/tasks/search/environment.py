@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -34,7 +35,7 @@ from sg_rlhf.tasks.search.protocol import (
     headings,
     parse_action,
 )
-from sg_rlhf.tasks.search.retriever.client import FailureMonitor, RetrieverClient, RetrieverError
+from sg_rlhf.tasks.search.retriever.client import RetrieverClient, RetrieverError
 from sg_rlhf.tasks.search.settings import SearchSettings
 
 _NO_WORD = re.compile(r"[^\w\s]")
@@ -61,12 +62,9 @@ class SearchEnvironment(Environment):
         super().__init__(settings, strict=strict, notify=notify)
         self.settings = settings
         self.turn_tokens = self.settings.turn_tokens
-        self.client = RetrieverClient.from_settings(self.settings, notify=notify)
-        self._failures = FailureMonitor(
-            self.settings.max_failure_rate,
-            self.settings.failure_window,
-            self.settings.min_searches,
-        )
+        self.client = RetrieverClient(self.settings, notify=notify)
+        #: Whether each of the latest searches failed.
+        self._failed: deque[bool] = deque(maxlen=settings.failure_window)
 
     def begin(self, row: Mapping[str, Any], codec: Codec) -> SearchEpisode:
         return SearchEpisode(self, parse_golds(str(row["answer"])), codec)
@@ -95,15 +93,16 @@ class SearchEnvironment(Environment):
         except RetrieverError as error:
             if self.strict:
                 raise EpisodeAborted(" ".join(str(error).split())) from None
-            rate = self._failures
-            rate.add(failed=True)
-            if rate.too_high:
+            self._failed.append(True)
+            failed, searches = sum(self._failed), len(self._failed)
+            limit = self.settings.max_failure_rate
+            if searches >= self.settings.min_searches and failed > limit * searches:
                 raise EnvironmentFailed(
-                    f"{rate.failed} of the last {rate.searches} searches of a rollout engine "
-                    f"failed (sg.search.max_failure_rate={rate.limit:g}); the last: {error}"
+                    f"{failed} of the last {searches} searches of a rollout engine failed "
+                    f"(sg.search.max_failure_rate={limit:g}); the last: {error}"
                 ) from None
             return None
-        self._failures.add(failed=False)
+        self._failed.append(False)
         return passages
 
 

@@ -21,7 +21,6 @@ from sg_rlhf.tasks.search.data import (
     EXPECTED,
     NQ_HOTPOTQA,
     Question,
-    join_splits,
     read_questions,
     split,
     to_records,
@@ -74,23 +73,15 @@ def plan(options: Options, _load_tokenizer: LoadTokenizer) -> BuildPlan[Question
     style: Style = options["prompt"] or ("short" if options["generated"] else "search_r1")
 
     def make(train: list[Question], test: list[Question] | None) -> DataFiles:
-        if test is None:
-            splits = split(train, options["test_fraction"], options["seed"])
-        else:
-            splits = join_splits(train, test)
-        if not splits.train:
+        kept, held_out, dropped = split(train, test, options["test_fraction"], options["seed"])
+        if not kept:
             raise UsageError("no question is left to train on; nothing was written")
-        facts = {
-            "duplicates_dropped": splits.duplicates,
-            "duplicates_with_other_golds": splits.conflicts,
-            "train_questions_found_in_test_dropped": splits.overlap,
-        }
         return data_files(
-            splits.train,
-            splits.test,
+            kept,
+            held_out,
             lambda questions: to_records(questions, style),
             lambda question: question.source,
-            facts,
+            dropped,
             order="search order",
         )
 

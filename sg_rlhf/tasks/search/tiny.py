@@ -131,6 +131,4 @@ TINY = TinyModel(
     guess="<answer>",
     # A query or an answer is a name of two entries, between its tags.
     max_new_tokens=16,
-    # It can read an answer out of a passage, and has not the habit of searching for it.
-    goal="accuracy_search_after_0",
 )

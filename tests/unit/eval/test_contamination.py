@@ -16,6 +16,7 @@ from sg_rlhf.tasks.kk.data import to_records
 from sg_rlhf.tasks.kk.prompt import build_prompt
 from sg_rlhf.tasks.kk.puzzle import generate
 from sg_rlhf.tasks.math.prompt import prompt_of
+from sg_rlhf.tasks.overlap import LEVELS
 from sg_rlhf.tasks.questions import EvalError, Question
 from sg_rlhf.tasks.suite import LoadedBenchmark, Suite
 from tests.unit.tasks.math.fixtures import write_jsonl
@@ -65,11 +66,11 @@ def test_a_checkpoint_of_a_run_names_its_data(trained):
     seen = find_training_overlap(MATH, mathematics(), model, None)
     assert seen.family.name == "Qwen2.5"
     # The path is relative to where the run was started, a folder above it.
-    assert seen.data.files == [
+    assert seen.data["files"] == [
         {"name": str(data), "sha256": sha256_of(data), "rows": 3},
     ]
     (overlap,) = seen.overlap.values()
-    assert (overlap.exact, overlap.mostly, overlap.shared) == (1, 1, 0)
+    assert [overlap.count(level) for level in LEVELS] == [1, 1, 0]
     assert contamination.near_duplicates(overlap) == ["aime-0", "aime-1"]
 
 
@@ -77,7 +78,7 @@ def test_what_is_given_counts_instead(trained, tmp_path):
     model, _, _ = trained
     other = write_jsonl(tmp_path / "other.jsonl", [{"problem": "Another one", "answer": "1"}])
     seen = find_training_overlap(MATH, mathematics(), model, [other])
-    assert seen.data.source == "--train-data"
+    assert seen.data["source"] == "--train-data"
     assert contamination.near_duplicates(seen.overlap["aime"]) == ["aime-2"]
 
 
@@ -85,11 +86,11 @@ def test_data_that_is_gone_is_said_and_stops_nothing(trained):
     model, config, data = trained
     data.unlink()
     seen = find_training_overlap(MATH, mathematics(), model, None)
-    assert seen.data is None and "data/train.jsonl: no such file" in seen.problem
-    assert str(config) in seen.as_dict()["problem"]
+    assert "data/train.jsonl: no such file" in seen.data["problem"]
+    assert str(config) in seen.data["problem"] and not seen.overlap
     config.write_text("[")
     assert training_run_of(model) is None
-    assert find_training_overlap(MATH, mathematics(), model, None).as_dict() is None
+    assert find_training_overlap(MATH, mathematics(), model, None).data is None
     assert training_run_of(Model("Qwen/Qwen3-8B", "Qwen/Qwen3-8B", "c" * 40, "f" * 64)) is None
 
 
@@ -118,7 +119,7 @@ def test_puzzles_are_the_same_whatever_their_prompt(tmp_path):
     seen = find_training_overlap(KK, loaded(KK, "official", questions), model, [train])
     (overlap,) = seen.overlap.values()
     # Every puzzle begins with the same words: runs of words say nothing.
-    assert (overlap.exact, overlap.mostly, overlap.shared) == (2, 0, 0)
+    assert [overlap.count(level) for level in LEVELS] == [2, 0, 0]
     described = contamination.overlap_report(seen, KK.select(["official"])[0], KK)
     assert described["train_overlap"] == {"problems": 4, "exact": 2, "ids": ["kk-0", "kk-1"]}
 
@@ -128,14 +129,13 @@ def test_questions_and_prompts_of_other_suites_are_compared(tmp_path):
     rows = [{"question": "Who wrote Dune", "golden_answers": ["Frank Herbert"], "id": "1"}]
     train = write_jsonl(tmp_path / "nq.jsonl", rows)
     asked = [Question("q", "Answer it. Who wrote Dune?", ["x"], bare="Who wrote Dune?")]
-    assert (
-        find_training_overlap(QA, loaded(QA, "nq", asked), model, [train]).overlap["nq"].exact == 1
-    )
+    overlap = find_training_overlap(QA, loaded(QA, "nq", asked), model, [train]).overlap["nq"]
+    assert overlap.count("exact") == 1
     plain = Suite("plain", "Plain", QA.benchmarks)
     train = write_jsonl(tmp_path / "plain.jsonl", [{"input": "reverse abc", "answer": "cba"}])
     asked = [Question("1", "Reverse abc", "cba"), Question("2", "reverse abcd", "dcba")]
     overlap = find_training_overlap(plain, loaded(plain, "nq", asked), model, [train]).overlap["nq"]
-    assert (overlap.problems, overlap.exact) == (2, 1)
+    assert (overlap.problems, overlap.count("exact")) == (2, 1)
     train = write_jsonl(tmp_path / "odd.jsonl", [{"input": ["x"]}])
     with pytest.raises(EvalError, match="row 1: input: "):
         find_training_overlap(plain, loaded(plain, "nq", asked), model, [train])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import traceback
 from pathlib import Path
@@ -51,7 +52,8 @@ def run(out: Path, count: int, failing: set[int], error: Exception) -> int:
     with Store(out) as store:
         try:
             made = functools.partial(Failing, failing, error)
-            multi_turn.run_dialogues(samples, None, store, 0, made, CharacterCodec(), in_flight=4)
+            codec = CharacterCodec()
+            asyncio.run(multi_turn.run_dialogues(samples, None, store, 0, made, codec, in_flight=4))
         finally:
             path = out / "samples.jsonl"
             stored = path.read_text().count("\n") if path.exists() else 0

@@ -130,7 +130,7 @@ def test_a_file_with_repeated_puzzles_is_refused(puzzle_folder, tmp_path):
 
 def test_another_file_under_the_published_name_is_refused(tmp_path):
     (tmp_path / "test_3to7ppl.parquet").write_bytes(b"PAR1")
-    with pytest.raises(EvalError, match=r"test_3to7ppl.parquet: SHA-256 .* expected 3e27d3db"):
+    with pytest.raises(ValueError, match=r"test_3to7ppl.parquet: SHA-256 .* expected 3e27d3db"):
         BENCHMARKS["official"].load(tmp_path)
 
 

@@ -22,8 +22,8 @@ MODEL = "module:sg_rlhf.tiny.kk_tiny"
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("data") / "test.jsonl"
-    splits = generate_splits((2, 3), per_size=1, test_per_size=6, seed=0)
-    path.write_text("".join(json.dumps(record) + "\n" for record in to_records(splits.test)))
+    _, test = generate_splits((2, 3), per_size=1, test_per_size=6, seed=0)
+    path.write_text("".join(json.dumps(record) + "\n" for record in to_records(test)))
     return path
 
 

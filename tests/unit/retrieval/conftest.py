@@ -60,12 +60,12 @@ def encoder(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> Path:
 @pytest.fixture(scope="session")
 def bm25_index(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
     out = tmp_path_factory.mktemp("bm25") / "index"
-    build(corpus, "bm25", out, progress=False)
+    build(corpus, "bm25", out)
     return out
 
 
 @pytest.fixture(scope="session")
 def flat_index(tmp_path_factory: pytest.TempPathFactory, corpus: Path, encoder: Path) -> Path:
     out = tmp_path_factory.mktemp("flat") / "index"
-    build(corpus, str(encoder), out, max_length=64, shard_rows=256, progress=False)
+    build(corpus, str(encoder), out, max_length=64, shard_rows=256)
     return out

@@ -105,7 +105,7 @@ def test_ties_go_to_the_lower_row(tmp_path: Path, equal: int, compiled: str) -> 
     for row in range(equal):
         texts += ['"Same"\nalpha beta', f'"Other"\ngamma number{row}']
     corpus = write_corpus(tmp_path / "corpus.jsonl", texts)
-    bm25.build(corpus, tmp_path / "index", progress=False)
+    bm25.build(corpus, tmp_path / "index")
     backend = BM25Backend(tmp_path / "index", compiled)  # type: ignore[arg-type]
     [(rows, scores)] = backend.search(["alpha"], 4)
     assert rows.tolist() == [10, 12, 14, 16]
@@ -123,7 +123,7 @@ def test_compiled_or_not_is_the_same(bm25_index: Path, texts: list[str]) -> None
 
 def test_more_asked_than_there_is(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus.jsonl", ["alpha", "alpha beta", "gamma"])
-    bm25.build(corpus, tmp_path / "index", progress=False)
+    bm25.build(corpus, tmp_path / "index")
     [(rows, _)] = BM25Backend(tmp_path / "index").search(["alpha beta"], 100)
     assert rows.tolist() == [1, 0]
 
@@ -131,4 +131,4 @@ def test_more_asked_than_there_is(tmp_path: Path) -> None:
 def test_a_corpus_without_words_is_refused(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus.jsonl", ["...", "the"])
     with pytest.raises(ValueError, match="no words"):
-        bm25.build(corpus, tmp_path / "index", progress=False)
+        bm25.build(corpus, tmp_path / "index")

@@ -23,7 +23,7 @@ from tests.unit.retrieval.conftest import write_corpus
 
 
 def test_every_row_comes_back(corpus: Path, texts: list[str]) -> None:
-    opened = Corpus(corpus, scan(corpus, progress=False).offsets)
+    opened = Corpus(corpus, scan(corpus).offsets)
     assert len(opened) == len(texts)
     for row in (0, 1, 7, len(texts) - 1):
         assert opened.document(row) == {"id": str(row), "contents": texts[row]}
@@ -32,9 +32,9 @@ def test_every_row_comes_back(corpus: Path, texts: list[str]) -> None:
 
 
 def test_scan_hashes_the_file_and_finds_the_same_offsets_unchecked(corpus: Path) -> None:
-    found = scan(corpus, progress=False)
+    found = scan(corpus)
     assert found.sha256 == hashlib.sha256(corpus.read_bytes()).hexdigest()
-    quick = scan(corpus, check=False, progress=False)
+    quick = scan(corpus, check=False)
     assert np.array_equal(found.offsets, quick.offsets)
     assert found.offsets[-1] == corpus.stat().st_size
 
@@ -42,14 +42,14 @@ def test_scan_hashes_the_file_and_finds_the_same_offsets_unchecked(corpus: Path)
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), min_size=1, max_size=5))
 def test_any_text_survives(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
     path = write_corpus(tmp_path_factory.mktemp("any") / "corpus.jsonl", texts)
-    opened = Corpus(path, scan(path, progress=False).offsets)
+    opened = Corpus(path, scan(path).offsets)
     assert [opened.document(row)["contents"] for row in range(len(opened))] == texts
 
 
 def test_without_a_final_newline_and_with_windows_ones(tmp_path: Path) -> None:
     path = tmp_path / "corpus.jsonl"
     path.write_bytes(b'{"id": "0", "contents": "a"}\r\n{"id": "1", "contents": "b"}')
-    opened = Corpus(path, scan(path, progress=False).offsets)
+    opened = Corpus(path, scan(path).offsets)
     assert [opened.document(row)["contents"] for row in range(2)] == ["a", "b"]
 
 
@@ -59,7 +59,7 @@ def test_other_fields_are_left_out() -> None:
 
 
 def test_offsets_are_mapped_from_their_file(tmp_path: Path, corpus: Path) -> None:
-    offsets = scan(corpus, progress=False).offsets
+    offsets = scan(corpus).offsets
     save_offsets(tmp_path / "offsets.npy", offsets)
     loaded = load_offsets(tmp_path / "offsets.npy")
     assert isinstance(loaded, np.memmap)
@@ -85,7 +85,7 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str, message: str) -> None:
     path = tmp_path / "corpus.jsonl"
     path.write_text(f'{{"id": "0", "contents": "x"}}\n{line}\n{{"id": "2", "contents": "y"}}\n')
     with pytest.raises(ValueError) as error:
-        scan(path, progress=False)
+        scan(path)
     assert message in str(error.value)
     assert str(path) in str(error.value)
 
@@ -93,7 +93,7 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str, message: str) -> None:
 def test_an_empty_corpus_is_refused(tmp_path: Path) -> None:
     (tmp_path / "corpus.jsonl").touch()
     with pytest.raises(ValueError, match="no passages"):
-        scan(tmp_path / "corpus.jsonl", progress=False)
+        scan(tmp_path / "corpus.jsonl")
 
 
 @pytest.mark.parametrize("names", [("0", "1", "1"), ("a", "b", "a"), ("0", "0", "2")])
@@ -105,7 +105,7 @@ def test_an_id_that_comes_twice_is_named_with_both_lines(
     first = names.index(max(names, key=names.count))
     last = len(names) - 1 - names[::-1].index(names[first])
     with pytest.raises(ValueError) as error:
-        scan(path, progress=False)
+        scan(path)
     assert f"{path}, line {last + 1}, field id: {names[first]!r}" in str(error.value)
     assert f"which line {first + 1} has too" in str(error.value)
 
@@ -114,4 +114,4 @@ def test_ids_that_are_no_rows_are_fine_while_they_differ(tmp_path: Path) -> None
     path = tmp_path / "corpus.jsonl"
     names = ["0", "1", "10", "01", "1 ", "", "\u0661"]
     path.write_text("".join(json.dumps({"id": n, "contents": "x"}) + "\n" for n in names))
-    assert len(scan(path, progress=False).offsets) == 8
+    assert len(scan(path).offsets) == 8

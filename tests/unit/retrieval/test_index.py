@@ -283,9 +283,7 @@ def test_training_vectors_are_drawn_from_all_shards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int
 ) -> None:
     monkeypatch.setattr(dense_build, "MIN_TRAIN", 300)
-    shards = dense_build.Shards(
-        tmp_path, tmp_path, tmp_path, rows, 64, "", None, 64, "fp32", None
-    )  # fmt: skip
+    shards = dense_build.Shards(tmp_path, tmp_path, tmp_path, rows, 64, Encoder, None)
     for number in shards.missing:
         some = np.arange(number * 64, min(rows, number * 64 + 64), dtype=np.float32)
         np.save(shards.path(number), np.repeat(some[:, None], 4, axis=1))

@@ -22,7 +22,7 @@ FILES = ("offsets.npy", "bm25/data.csc.index.npy", "bm25/vocab.index.json")
 @pytest.fixture
 def index(tmp_path: Path) -> Path:
     corpus = write_corpus(tmp_path / "corpus.jsonl", ["alpha beta", "gamma", "delta alpha"])
-    build(corpus, "bm25", tmp_path / "index", progress=False)
+    build(corpus, "bm25", tmp_path / "index")
     return tmp_path / "index"
 
 
@@ -149,7 +149,7 @@ def test_a_vocabulary_that_cannot_be_read_is_named(index: Path, content: str) ->
 
 def test_parts_of_two_indexes_are_refused(index: Path, tmp_path: Path) -> None:
     other = write_corpus(tmp_path / "other.jsonl", ["alpha", "beta"])
-    build(other, "bm25", tmp_path / "two", progress=False)
+    build(other, "bm25", tmp_path / "two")
     shutil.rmtree(index / "bm25")
     shutil.copytree(tmp_path / "two" / "bm25", index / "bm25")
     with pytest.raises(ValueError, match=r"but its index was built with|not what was built"):

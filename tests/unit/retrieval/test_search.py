@@ -20,7 +20,7 @@ from tests.unit.retrieval.conftest import write_corpus
 def home(tmp_path: Path) -> Path:
     """A folder with a corpus of its own and its BM25 index, to be spoilt."""
     corpus = write_corpus(tmp_path / "corpus.jsonl", ["alpha beta", "gamma", "delta alpha"])
-    build(corpus, "bm25", tmp_path / "index", progress=False)
+    build(corpus, "bm25", tmp_path / "index")
     return tmp_path
 
 

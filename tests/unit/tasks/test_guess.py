@@ -128,7 +128,7 @@ def test_it_is_evaluated(tmp_path: Path) -> None:
     )
     samples = requests.pending_samples(tasks, 0, known_ids=True)
     with Store(tmp_path / "out") as store:
-        multi_turn.run_dialogues(samples, Halving(), store, 0, environment, CODEC)
+        asyncio.run(multi_turn.run_dialogues(samples, Halving(), store, 0, environment, CODEC))
     found = [json.loads(line) for line in (tmp_path / "out" / "samples.jsonl").open()]
     right = {row["gold"]: row["correct"] for row in found}
     assert right == {letter: letter != "h" for letter in "abcdefgh"}  # h is the fourth guess

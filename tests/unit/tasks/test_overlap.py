@@ -7,13 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sg_rlhf.tasks.math.data import MathRow
-from sg_rlhf.tasks.overlap import find_overlap, ngrams, normalise, words
+from sg_rlhf.tasks.overlap import LEVELS, OverlapReport, find_overlap, ngrams, normalise, words
 
 ALPHABET = [f"{a}{b}" for a in "abcdefgh" for b in "klmnopqr"]
 
 
 def row(problem: str, row_id: str = "r-1") -> MathRow:
     return MathRow(row_id, problem, ("1",), "r")
+
+
+def counts(report: OverlapReport) -> list[int]:
+    return [report.count(level) for level in LEVELS]
 
 
 @pytest.mark.parametrize(
@@ -70,7 +74,7 @@ def test_every_kind_of_overlap_is_counted_once_per_problem():
     }
     train = [row("too short", "t-0"), row(some, "t-1"), row(half, "t-2"), row(half, "t-3")]
     one, two = find_overlap(train, eval_sets)
-    assert (one.problems, one.too_short, one.exact, one.mostly, one.shared) == (3, 2, 1, 1, 0)
+    assert (one.problems, one.too_short, counts(one)) == (3, 2, [1, 1, 0])
     assert [(m.test.id, m.train.id, m.exact) for m in one.matches] == [
         ("one-1", "t-0", True),
         ("one-0", "t-2", False),
@@ -79,7 +83,7 @@ def test_every_kind_of_overlap_is_counted_once_per_problem():
     keys = {level: len(found) for level, found in one.train_keys.items()}
     assert keys == {"exact": 1, "mostly": 2, "any": 3}
     # t-1 shares words 25 to 49 of 20 to 49: 13 runs of 18.
-    assert (two.exact, two.mostly, two.shared) == (0, 1, 0)
+    assert counts(two) == [0, 1, 0]
     assert two.matches[0].share == pytest.approx(13 / 18)
     facts = one.facts()
     assert facts["train_problems"] == keys
@@ -90,12 +94,12 @@ def test_every_kind_of_overlap_is_counted_once_per_problem():
     assert [m.share for m in backwards.matches] == [m.share for m in one.matches]
 
     equal = find_overlap([*train, row("Again: " + long), row(f"${long}$.")], eval_sets)[0]
-    assert (equal.exact, equal.mostly) == (2, 0)
+    assert counts(equal)[:2] == [2, 0]
 
 
 def test_the_length_of_a_run_is_a_choice():
     train, test = row("alpha beta gamma one"), row("two alpha beta gamma")
-    assert find_overlap([train], {"e": [test]}, n=3)[0].mostly == 1
+    assert find_overlap([train], {"e": [test]}, n=3)[0].count("mostly") == 1
     assert find_overlap([train], {"e": [test]}, n=4)[0].matches == []
     with pytest.raises(ValueError, match="at least 1, got 0"):
         find_overlap([train], {"e": [test]}, n=0)
@@ -104,4 +108,4 @@ def test_the_length_of_a_run_is_a_choice():
 def test_no_overlap_and_no_sets():
     assert find_overlap([row("x")], {}) == []
     (found,) = find_overlap([row("x")], {"e": [row("y")]})
-    assert (found.exact, found.mostly, found.shared, found.matches) == (0, 0, 0, [])
+    assert found.matches == []

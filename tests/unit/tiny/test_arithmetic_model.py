@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from sg_rlhf.tasks.math.prompt import SUFFIX, prompt_of
-from sg_rlhf.tasks.math.sets.arithmetic import NAMES, THINGS, generate, problems, trace
+from sg_rlhf.tasks.math.sets.arithmetic import NAMES, THINGS, generate, trace
 from sg_rlhf.tasks.math.tiny import TINY, ArithmeticWarmStart, held_out_problems, phrases
 from sg_rlhf.tasks.tiny import EOS
 from sg_rlhf.tiny.build import shipped
@@ -83,8 +83,8 @@ def test_no_demonstration_is_held_out_or_in_the_data_commands_test_split():
     shown = {prompt for clean in (True, False) for prompt, _ in demonstrations(5000, clean=clean)}
     assert not shown & {TINY.prompt(problem) for problem in held_out_problems()}
     for seed in (0, 1):
-        test_split = problems(200, seed, held_out=True, max_operands=3, max_digits=2)
-        assert not shown & {prompt_of(text) for text, _ in test_split}
+        test_split = generate(200, seed, held_out=True, max_operands=3, max_digits=2)
+        assert not shown & {prompt_of(problem.text) for problem in test_split}
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,9 @@ def test_shipped_model_is_well_formed_and_fallible(shipped):
     result = measure(domain, model, tokenizer, items, temperature=0.7)
     assert result["well_formed"] >= 0.9
     # Room to learn and something to learn from: neither 0 nor nearly solved.
-    assert 0.1 < result[domain.goal] < 0.6
+    # The search model reads an answer out of a passage, and has not the habit of searching for it.
+    learnt = result.get("accuracy_search_after_0", result["accuracy"])
+    assert 0.1 < learnt < 0.6
 
 
 @pytest.mark.parametrize("name", DOMAINS)

@@ -39,9 +39,9 @@ def test_shares_of_the_mixture():
 
 
 def test_held_out_puzzles_are_the_data_commands_test_split():
-    splits = generate_splits((2, 3), per_size=0, test_per_size=100, seed=0)
+    _, test = generate_splits((2, 3), per_size=0, test_per_size=100, seed=0)
     held_out = {puzzle.structure for puzzle in held_out_puzzles()}
-    assert {puzzle.structure for puzzle in splits.test} <= held_out
+    assert {puzzle.structure for puzzle in test} <= held_out
 
 
 def test_no_demonstration_is_held_out():

@@ -87,16 +87,6 @@ class Problem:
         return int.from_bytes(digest[:8], "big") % HELD_OUT_SHARE == 0
 
 
-def problems(
-    count: int, seed: int, *, held_out: bool = False, max_operands: int = 3, max_digits: int = 2
-) -> list[tuple[str, str]]:
-    """`count` different problems as (problem, gold); arguments and errors as in `generate`."""
-    found = generate(
-        count, seed, held_out=held_out, max_operands=max_operands, max_digits=max_digits
-    )
-    return [(problem.text, problem.gold) for problem in found]
-
-
 def generate(
     count: int, seed: int, *, held_out: bool = False, max_operands: int = 3, max_digits: int = 2
 ) -> list[Problem]:

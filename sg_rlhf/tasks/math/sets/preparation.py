@@ -4,36 +4,22 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from sg_rlhf.common.argument_types import progress_bar
 from sg_rlhf.data_io.dataset_writer import UsageError
+from sg_rlhf.tasks.data_source import Options
 from sg_rlhf.tasks.math.data import MathRow, hold_out
 from sg_rlhf.tasks.math.grading import grade
-from sg_rlhf.tasks.overlap import NGRAM, OverlapReport, find_overlap, normalise
-
-
-@dataclass(frozen=True)
-class PreparedRows:
-    """Rows to write, and the facts for the manifest and the report."""
-
-    train: list[MathRow]
-    test: list[MathRow]
-    facts: dict[str, Any]
+from sg_rlhf.tasks.overlap import OverlapReport, find_overlap, normalise
 
 
 def prepare(
     train: list[MathRow],
     test: list[MathRow] | None,
     eval_sets: Mapping[str, Sequence[MathRow]],
-    *,
-    ngram: int = NGRAM,
-    drop_overlap: str | None = None,
-    dedup: bool = False,
-    test_fraction: float = 0.0,
-    seed: int = 0,
-) -> PreparedRows:
+    options: Options,
+) -> tuple[list[MathRow], list[MathRow], dict[str, Any]]:
     """Drop what cannot be trained on, and hold out a part.
 
     Dropped are rows without an answer or with golds that the grader refuses, then (`drop_overlap`,
@@ -41,6 +27,10 @@ def prepare(
 
     Args:
         test: rows that are held out already; None: `test_fraction` is drawn by `seed`.
+        options: of the command; also `ngram`, the words of a run that two problems may share.
+
+    Returns:
+        Train rows, test rows, and the facts for the manifest and the report.
 
     Raises:
         UsageError: no training row is left.
@@ -49,16 +39,17 @@ def prepare(
     with_gold = [row for row in train if row.golds]
     refused = _refused_golds(with_gold)
     answered = [row for row in with_gold if row.golds not in refused]
-    overlap = _overlap([*answered, *(test or ())], eval_sets, ngram)
+    overlap = _overlap([*answered, *(test or ())], eval_sets, options["ngram"])
     kept = answered
-    if drop_overlap:
-        leaked = {key for found in overlap for key in found.train_keys[drop_overlap]}
+    if options["drop_overlap"]:
+        level = options["drop_overlap"]
+        leaked = {key for found in overlap for key in found.train_keys[level]}
         kept = [row for row in answered if normalise(row.problem) not in leaked]
         test = test and [row for row in test if normalise(row.problem) not in leaked]
-    unique = _first_of_each(kept) if dedup else kept
+    unique = _first_of_each(kept) if options["dedup"] else kept
     unique_train = unique
     if test is None:
-        unique_train, test = hold_out(unique, test_fraction, seed, normalise)
+        unique_train, test = hold_out(unique, options["test_fraction"], options["seed"])
     if not unique_train:
         raise UsageError(f"no training row is left of {len(train)}; nothing was written")
     facts = {
@@ -77,7 +68,7 @@ def prepare(
         "duplicates": _duplicates(answered),
         "overlap": {found.name: found.facts() for found in overlap},
     }
-    return PreparedRows(unique_train, test, facts)
+    return unique_train, test, facts
 
 
 def _refused_golds(rows: Sequence[MathRow]) -> dict[tuple[str, ...], str]:

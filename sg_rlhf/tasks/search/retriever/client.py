@@ -61,75 +61,38 @@ _Result = list[Passage] | RetrieverError
 class RetrieverClient:
     """Asks one retriever; to be used within one event loop, and closed at the end.
 
+    `timeout_s` of the settings limits one request, from the connection to the whole answer; waiting
+    for one of the `max_connections` is not limited. A request begins with few queries, and stays
+    with what a slow retriever answers in a quarter of `timeout_s`, at most `max_batch`.
+
     Args:
-        url: where queries are posted, with the path.
-        topk: passages for each query.
-        timeout_s: of one request, from the connection to the whole answer; waiting for one of
-            the `max_connections` is not limited.
-        retries: further requests after a temporary failure, whatever its cause.
-        backoff_s: the n-th wait is drawn evenly from 0 to backoff_s * 2^n seconds ("full jitter"),
-            so that many rollouts do not return at the same moment; `Retry-After` prolongs it.
-        outage_s: seconds to wait for a retriever that is away; further requests follow that long.
-        max_connections: requests under way at once.
-        max_batch: queries of a request. It begins with fewer, and stays with what a slow retriever
-            answers in a quarter of `timeout_s`.
-        rng: draws the waits.
+        settings: `sg.search.*`.
+        outage_s: used instead of the settings' own.
         notify: called with a line when an outage is noticed and when it ends.
+        rng: draws the waits between requests.
     """
 
     def __init__(
         self,
-        url: str,
+        settings: SearchSettings,
         *,
-        topk: int = 3,
-        timeout_s: float = 10.0,
-        retries: int = 3,
-        backoff_s: float = 0.25,
-        outage_s: float = 0.0,
-        max_connections: int = 8,
-        max_batch: int = 64,
-        rng: random.Random | None = None,
+        outage_s: float | None = None,
         notify: Callable[[str], None] | None = None,
+        rng: random.Random | None = None,
     ) -> None:
-        self.url = url
-        self.topk = topk
-        self.timeout_s = timeout_s
-        self._retries = retries
-        self._backoff_s = backoff_s
-        self._max_connections = max_connections
-        self._max_batch = max_batch
+        self.settings = settings
         self._rng = rng or random.Random()
         self._clock = OutageClock(
-            outage_s, lambda line: (notify or _print)(f"retriever {url}: {line}")
+            settings.outage_s if outage_s is None else outage_s,
+            lambda line: (notify or _print)(f"retriever {settings.url}: {line}"),
         )
-        self._batch = min(FIRST_BATCH, max_batch)
+        self._batch = min(FIRST_BATCH, settings.max_batch)
         #: Queries that are not sent yet, and the results that dialogues wait for.
         self._queue: deque[str] = deque()
         self._pending: dict[str, asyncio.Future[_Result]] = {}
         self._requests: set[asyncio.Task[None]] = set()
         self._sending = False
         self._session: aiohttp.ClientSession | None = None
-
-    @classmethod
-    def from_settings(
-        cls,
-        settings: SearchSettings,
-        *,
-        outage_s: float | None = None,
-        notify: Callable[[str], None] | None = None,
-    ) -> RetrieverClient:
-        """The client that a recipe's `sg.search.*` describes; `outage_s` is used instead of its."""
-        return cls(
-            settings.url,
-            topk=settings.topk,
-            timeout_s=settings.timeout_s,
-            retries=settings.retries,
-            backoff_s=settings.backoff_s,
-            outage_s=settings.outage_s if outage_s is None else outage_s,
-            max_connections=settings.max_connections,
-            max_batch=settings.max_batch,
-            notify=notify,
-        )
 
     async def aclose(self) -> None:
         """Close the connections; whoever still waits gets an error."""
@@ -162,18 +125,10 @@ class RetrieverClient:
             raise RetrieverError(*found.args)
         return list(found)
 
-    async def search_many(self, queries: Sequence[str]) -> list[list[Passage]]:
-        """Passages for each query.
-
-        Raises:
-            RetrieverError: no usable answer for one of them after all retries.
-        """
-        return list(await asyncio.gather(*(self.search(query) for query in queries)))
-
     def _send(self) -> None:
         """Start requests until all are under way, or as many as there may be."""
         self._sending = False
-        while self._queue and len(self._requests) < self._max_connections:
+        while self._queue and len(self._requests) < self.settings.max_connections:
             size = min(self._batch, len(self._queue))
             queries = [self._queue.popleft() for _ in range(size)]
             request = asyncio.create_task(self._answer(queries))
@@ -233,21 +188,23 @@ class RetrieverClient:
 
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=self._max_connections),
+                connector=aiohttp.TCPConnector(limit=self.settings.max_connections),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 headers={"Content-Type": "application/json"},
-                timeout=aiohttp.ClientTimeout(total=self.timeout_s),
+                timeout=aiohttp.ClientTimeout(total=self.settings.timeout_s),
             )
-        body = {"queries": queries, "topk": self.topk, "return_scores": True}
+        body = {"queries": queries, "topk": self.settings.topk, "return_scores": True}
         started = time.monotonic()
         try:
             async with self._session.post(
-                self.url, data=json.dumps(body).encode(), allow_redirects=False
+                self.settings.url, data=json.dumps(body).encode(), allow_redirects=False
             ) as response:
                 answer = await response.read()
         except TimeoutError:
             self._batch = max(1, min(self._batch, len(queries) // 2))
-            raise RequestError(Cause.TIMEOUT, f"no answer within {self.timeout_s:g} s") from None
+            raise RequestError(
+                Cause.TIMEOUT, f"no answer within {self.settings.timeout_s:g} s"
+            ) from None
         except aiohttp.ClientError as error:
             raise RequestError(
                 Cause.AWAY, f"no connection ({error or type(error).__name__})"
@@ -270,11 +227,11 @@ class RetrieverClient:
 
     def _adapt_batch(self, queries: int, seconds: float) -> None:
         """Let the next request have more or fewer queries, by how long this one took."""
-        fits = int(queries * AIMED_SHARE * self.timeout_s / max(seconds, 1e-6))
+        fits = int(queries * AIMED_SHARE * self.settings.timeout_s / max(seconds, 1e-6))
         if fits < queries:
             self._batch = max(1, fits)
         elif queries >= self._batch:
-            self._batch = min(2 * queries, fits, self._max_batch)
+            self._batch = min(2 * queries, fits, self.settings.max_batch)
 
     def _read(self, answer: Any, queries: Sequence[str]) -> list[_Result]:
         """What an answer holds for each query; a query whose part is malformed fails alone."""
@@ -294,10 +251,10 @@ class RetrieverClient:
         return found
 
     def _retry_policy(self) -> RetryPolicy:
-        return RetryPolicy(self._clock, self._retries, self._backoff_s, self._rng)
+        return RetryPolicy(self._clock, self.settings.retries, self.settings.backoff_s, self._rng)
 
     def _error(self, message: str) -> RetrieverError:
-        return RetrieverError(f"retriever {self.url}: {message}")
+        return RetrieverError(f"retriever {self.settings.url}: {message}")
 
 
 def check(settings: SearchSettings) -> None:
@@ -306,7 +263,7 @@ def check(settings: SearchSettings) -> None:
     Raises:
         ValueError: it does not answer; says how to start one.
     """
-    client = RetrieverClient.from_settings(settings, outage_s=0.0)
+    client = RetrieverClient(settings, outage_s=0.0)
 
     async def ask() -> None:
         try:
@@ -321,40 +278,6 @@ def check(settings: SearchSettings) -> None:
             f"{error}; start one with `python -m sg_rlhf.retrieval.server --index DIR`, "
             "or set sg.search.url"
         ) from None
-
-
-class FailureMonitor:
-    """The share of failed searches among the latest ones, and whether it is too high.
-
-    Args:
-        limit: the share above which `too_high` is true.
-        window: number of latest searches that the share is taken over.
-        minimum: searches before the share counts.
-    """
-
-    def __init__(self, limit: float, window: int, minimum: int) -> None:
-        self.limit = limit
-        self._minimum = minimum
-        self._failed: deque[bool] = deque(maxlen=window)
-
-    def add(self, *, failed: bool) -> None:
-        """Count one search."""
-        self._failed.append(failed)
-
-    @property
-    def searches(self) -> int:
-        """Searches that are looked back on now."""
-        return len(self._failed)
-
-    @property
-    def failed(self) -> int:
-        """How many of them failed."""
-        return sum(self._failed)
-
-    @property
-    def too_high(self) -> bool:
-        """Whether the run should stop."""
-        return self.searches >= self._minimum and self.failed > self.limit * self.searches
 
 
 def _passage(entry: Any) -> Passage:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import json
@@ -76,9 +77,9 @@ async def probe(settings: SearchSettings) -> str:
     Raises:
         EvalError: the retriever does not answer.
     """
-    client = RetrieverClient.from_settings(settings, outage_s=0.0)
+    client = RetrieverClient(settings, outage_s=0.0)
     try:
-        found = await client.search_many(PROBES)
+        found = await asyncio.gather(*map(client.search, PROBES))
     except RetrieverError as error:
         raise EvalError(
             f"{error}; start one with `python -m sg_rlhf.retrieval.server --index DIR`, "

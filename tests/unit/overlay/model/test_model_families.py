@@ -194,16 +194,6 @@ def test_the_instructions_are_in_the_prompt_whatever_the_template_makes_of_a_sys
     assert prompt.count(SYSTEM.strip()) == 1 and prompt.count(PUZZLE.quiz.strip()) == 1
 
 
-def test_a_template_without_system_messages_is_refused_where_one_is_asked_for(
-    folders: dict[str, Path],
-) -> None:
-    from jinja2 import TemplateError
-
-    tokenizer = upstreams_tokenizer(folders["mistral-v0.3"])
-    with pytest.raises(TemplateError, match="roles must alternate"):
-        build_chat_prompt(PUZZLE.quiz, tokenizer, system_role=True)
-
-
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_problem_in_plain_text_begins_with_one_bos_and_ends_with_the_text(
     folders: dict[str, Path], name: str

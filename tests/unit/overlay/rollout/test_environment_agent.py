@@ -433,7 +433,7 @@ def test_the_agent_of_a_domain_has_the_settings_of_the_environment(
     monkeypatch.setenv(SearchSettings.env_name(), SearchSettings(topk=7, max_turns=1).to_env())
     agent = load_agent(lambda path: path)("domain:search")
     assert agent.environment.settings == SearchSettings(topk=7, max_turns=1)
-    assert agent.environment.client.topk == 7
+    assert agent.environment.client.settings.topk == 7
     assert load_agent(lambda path: path)("my_agent.py") == "my_agent.py"
 
 

@@ -9,13 +9,13 @@ import pytest
 
 from sg_rlhf.tasks.kk.data import (
     DataError,
-    check_splits,
     generate_splits,
     read_puzzles,
     split,
     to_records,
 )
-from sg_rlhf.tasks.kk.puzzle import PuzzleError, generate, parse_statements, solve
+from sg_rlhf.tasks.kk.logic import PuzzleError, parse_statements, solve
+from sg_rlhf.tasks.kk.puzzle import generate
 from tests.unit.tasks.kk.oracles import LOGIC_RL_PROMPT, logic_rl_row, write_parquet
 
 PUZZLES = [puzzle for n in (2, 3, 5) for puzzle in generate(n, 20, seed=3)]
@@ -131,19 +131,23 @@ def test_files_that_are_something_else(tmp_path, name, content, complaint):
         read_puzzles(tmp_path / "absent.parquet")
 
 
+def counts(duplicates, structures):
+    return {"duplicates_dropped": duplicates, "test_structures_in_train": structures}
+
+
 def test_generated_splits_have_the_sizes_asked_and_share_nothing():
-    splits = generate_splits([3, 2], 60, 20, seed=1)
-    sizes = [p.n_people for p in splits.train], [p.n_people for p in splits.test]
+    train, test = generate_splits([3, 2], 60, 20, seed=1)
+    sizes = [p.n_people for p in train], [p.n_people for p in test]
     assert sizes == ([2] * 60 + [3] * 60, [2] * 20 + [3] * 20)
-    assert splits.shared_structures == splits.duplicates == 0
+    assert split(train, test, 0.0, 0) == (train, test, counts(0, 0))
     # The held-out puzzles do not depend on how much is trained on.
-    assert generate_splits([2, 3], 5, 20, seed=1).test == splits.test
+    assert generate_splits([2, 3], 5, 20, seed=1)[1] == test
 
 
 def test_names_may_return_in_train_but_test_stays_apart():
-    splits = generate_splits([2], 400, 50, seed=1, distinct="names")
-    assert len(splits.train) == 400
-    assert splits.shared_structures == 0
+    train, test = generate_splits([2], 400, 50, seed=1, distinct="names")
+    assert len(train) == 400
+    assert split(train, test, 0.0, 0)[2] == counts(0, 0)
     with pytest.raises(PuzzleError, match="only 134 of 400"):
         generate_splits([2], 400, 50, seed=1)
     with pytest.raises(PuzzleError, match="must not be negative"):
@@ -151,15 +155,15 @@ def test_names_may_return_in_train_but_test_stays_apart():
 
 
 def test_seeded_split_by_size():
-    splits = split(PUZZLES, 0.25, seed=1)
-    assert [p.n_people for p in splits.test] == [2] * 5 + [3] * 5 + [5] * 5
-    assert sorted(p.quiz for p in splits.train + splits.test) == sorted(p.quiz for p in PUZZLES)
-    assert split(PUZZLES, 0.25, seed=1) == splits
-    assert split(PUZZLES, 0.25, seed=2).test != splits.test
-    assert split(PUZZLES, 0.0, seed=1).test == []
+    train, test, _ = found = split(PUZZLES, None, 0.25, seed=1)
+    assert [p.n_people for p in test] == [2] * 5 + [3] * 5 + [5] * 5
+    assert sorted(p.quiz for p in train + test) == sorted(p.quiz for p in PUZZLES)
+    assert split(PUZZLES, None, 0.25, seed=1) == found
+    assert split(PUZZLES, None, 0.25, seed=2)[1] != test
+    assert split(PUZZLES, None, 0.0, seed=1)[1] == []
     for bad in (1.0, -0.1, float("nan")):
         with pytest.raises(DataError, match="test fraction"):
-            split(PUZZLES, bad, seed=1)
+            split(PUZZLES, None, bad, seed=1)
 
 
 def swapped(puzzle):
@@ -180,28 +184,28 @@ def swapped(puzzle):
 
 def test_two_people_in_swapped_order_are_held_out_too():
     # With many 2-person puzzles the same two people say the same things in the other order.
-    splits = generate_splits([2], 400, 100, seed=0, distinct="names")
-    held_out = {puzzle.identity for puzzle in splits.test}
-    assert len(splits.train) == 400 and len(splits.test) == 100
-    assert not any(puzzle.identity in held_out for puzzle in splits.train)
+    train, test = generate_splits([2], 400, 100, seed=0, distinct="names")
+    held_out = {puzzle.identity for puzzle in test}
+    assert len(train) == 400 and len(test) == 100
+    assert not any(puzzle.identity in held_out for puzzle in train)
 
 
 def test_duplicates_are_dropped_and_overlap_is_refused():
     twin = swapped(PUZZLES[0])
     assert solve(twin.statements) == [twin.solution]
-    splits = check_splits([*PUZZLES[:10], twin, PUZZLES[3]], PUZZLES[10:15])
-    assert (splits.train, splits.test, splits.duplicates) == (PUZZLES[:10], PUZZLES[10:15], 2)
-    assert split([PUZZLES[0], twin, PUZZLES[1]], 0.0, seed=0).duplicates == 1
+    found = split([*PUZZLES[:10], twin, PUZZLES[3]], PUZZLES[10:15], 0.0, 0)
+    assert found == (PUZZLES[:10], PUZZLES[10:15], counts(2, 0))
+    assert split([PUZZLES[0], twin, PUZZLES[1]], None, 0.0, seed=0)[2] == counts(1, 0)
     with pytest.raises(DataError, match="1 of 1 test puzzles are also in train"):
-        check_splits(PUZZLES[:10], [twin])
+        split(PUZZLES[:10], [twin], 0.0, 0)
     other_text = replace(PUZZLES[30], quiz=PUZZLES[20].quiz)
     with pytest.raises(DataError, match="also in train"):
-        check_splits(PUZZLES[20:22], [other_text])
+        split(PUZZLES[20:22], [other_text], 0.0, 0)
 
 
 def test_shared_structures_are_counted():
     renamed = replace(PUZZLES[0], names=("Uma", "Vic"), quiz="other names")
-    assert check_splits([PUZZLES[0]], [renamed]).shared_structures == 1
+    assert split([PUZZLES[0]], [renamed], 0.0, 0)[2] == counts(0, 1)
 
 
 def test_records_hold_what_the_loader_reads():

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sg_rlhf.tasks.kk.puzzle import Puzzle, PuzzleError, generate
+from sg_rlhf.tasks.kk.logic import PuzzleError
+from sg_rlhf.tasks.kk.puzzle import Puzzle, generate
 from sg_rlhf.tasks.kk.render import NAMES, render_claim, render_quiz
 from tests.unit.tasks.kk.oracles import as_python, brute_force, read_quiz
 

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sg_rlhf.tasks.kk.logic import canonical
-from sg_rlhf.tasks.kk.puzzle import PuzzleError, evaluate, parse_statements, solve
+from sg_rlhf.tasks.kk.logic import PuzzleError, canonical, evaluate, parse_statements, solve
 from tests.unit.tasks.kk.oracles import as_python, brute_force, puzzle_statements, statements_of
 
 T0, T1, L0, L1 = ("telling-truth", 0), ("telling-truth", 1), ("lying", 0), ("lying", 1)

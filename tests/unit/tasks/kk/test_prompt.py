@@ -7,7 +7,7 @@ import os
 import pyarrow.parquet as pq
 import pytest
 
-from sg_rlhf.tasks.kk.prompt import build_chat_prompt, build_prompt, chat_messages
+from sg_rlhf.tasks.kk.prompt import build_chat_prompt, build_prompt
 from sg_rlhf.tasks.kk.puzzle import generate
 from tests.unit.tasks.kk.oracles import LOGIC_RL_PROMPT, logic_rl_row, write_parquet
 
@@ -64,8 +64,11 @@ def test_a_template_that_opens_the_tag_gets_no_second_one(ending):
 
 
 def test_without_a_system_role_the_user_says_it_all():
-    (message,) = chat_messages("QUIZ", system_role=False)
-    whole = "".join(m["content"] for m in chat_messages("QUIZ"))
-    assert message["role"] == "user"
-    assert message["content"].split() == whole.split()
-    assert [m["role"] for m in chat_messages("QUIZ")] == ["system", "user"]
+    class WithoutSystem(ChatML):
+        def apply_chat_template(self, messages, **options):
+            users = [message for message in messages if message["role"] == "user"]
+            return super().apply_chat_template(users, **options)
+
+    prompt = build_chat_prompt("QUIZ", WithoutSystem())
+    whole = build_prompt("QUIZ").replace("<|im_end|>\n<|im_start|>user\n", "\n", 1)
+    assert prompt == whole.replace("im_start|>system", "im_start|>user", 1)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sg_rlhf.tasks.math.sets.arithmetic import HELD_OUT_SHARE, Problem, generate, problems, trace
+from sg_rlhf.tasks.math.sets.arithmetic import HELD_OUT_SHARE, Problem, generate, trace
 
 
 def value_of_text(text: str) -> int:
@@ -31,18 +31,18 @@ def value_of_text(text: str) -> int:
 @settings(max_examples=25)
 def test_golds_are_the_values_of_the_texts(seed, held_out, max_operands, max_digits):
     shape = {"max_operands": max_operands, "max_digits": max_digits}
-    for text, gold in problems(8, seed, held_out=held_out, **shape):
-        assert gold == str(value_of_text(text))
-        operands = re.findall(r"\d+", text)
+    for problem in generate(8, seed, held_out=held_out, **shape):
+        assert problem.gold == str(value_of_text(problem.text))
+        operands = re.findall(r"\d+", problem.text)
         assert 2 <= len(operands) <= max_operands
         assert all(len(operand) <= max_digits for operand in operands)
 
 
 def test_same_arguments_same_problems():
-    assert problems(50, 3) == problems(50, 3)
-    assert problems(50, 3) != problems(50, 4)
+    assert generate(50, 3) == generate(50, 3)
+    assert generate(50, 3) != generate(50, 4)
     # A longer list starts with the shorter one.
-    assert problems(80, 3)[:50] == problems(50, 3)
+    assert generate(80, 3)[:50] == generate(50, 3)
 
 
 def test_problems_are_unique_up_to_order_and_wording():
@@ -157,7 +157,7 @@ def test_a_guess_has_the_golds_sign_and_length_and_is_mostly_wrong():
 )
 def test_impossible_requests_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        problems(seed=0, **options)
+        generate(seed=0, **options)
 
 
 @pytest.mark.parametrize("options", [{"style": "magic"}, {"slip_p": 1.5}])

@@ -361,14 +361,14 @@ def test_git_blob_id_is_gits_own(tmp_path):
 
 def test_hold_out_keeps_all_rows_of_a_problem_on_one_side():
     rows = [MathRow(f"r-{i}", f"problem {i % 40}", ("1",), "r") for i in range(100)]
-    train, test = hold_out(rows, 0.25, seed=3, key=str)
+    train, test = hold_out(rows, 0.25, seed=3)
     assert len(test) == 10
     assert not {row.problem for row in train} & {row.problem for row in test}
     assert {row.id for row in test} <= {f"r-{i}" for i in range(40)}  # the first of each
     tested = {row.problem for row in test}
     assert train == [row for row in rows if row.problem not in tested]
-    assert hold_out(rows, 0.25, seed=3, key=str) == (train, test)
-    assert hold_out(rows, 0.25, seed=4, key=str)[1] != test
-    assert hold_out(rows, 0.0, seed=3, key=str) == (rows, [])
+    assert hold_out(rows, 0.25, seed=3) == (train, test)
+    assert hold_out(rows, 0.25, seed=4)[1] != test
+    assert hold_out(rows, 0.0, seed=3) == (rows, [])
     with pytest.raises(DataError, match="at least 0 and below 1, got 1.0"):
-        hold_out(rows, 1.0, seed=3, key=str)
+        hold_out(rows, 1.0, seed=3)

@@ -220,13 +220,11 @@ def test_missing_gold_is_an_error_of_the_data(golds):
         grade(r"\boxed{5}", golds)
 
 
-def test_grade_many_keeps_the_order_and_reports_progress(pool):
+def test_grade_many_keeps_the_order(pool):
     pairs = [(f"\\boxed{{{n}+x}}", "x+2") for n in range(5)] + [("none", "1"), (r"\boxed{1}", "1")]
-    done = []
-    grades = grade_many(pairs, pool, on_graded=lambda: done.append(1))
+    grades = grade_many(pairs, pool)
     assert [g.correct for g in grades] == [False, False, True, False, False, False, True]
     assert [g.extracted for g in grades][:2] == ["0+x", "1+x"]
-    assert len(done) == 7
 
 
 NUMBERS = [

@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
+from sg_rlhf.tasks.rollout import EnvironmentFailed
+from sg_rlhf.tasks.search.environment import SearchEnvironment
 from sg_rlhf.tasks.search.protocol import Passage
-from sg_rlhf.tasks.search.retriever.client import FailureMonitor, RetrieverClient, RetrieverError
+from sg_rlhf.tasks.search.retriever.client import RetrieverClient, RetrieverError
+from sg_rlhf.tasks.search.settings import SearchSettings
 from tests.unit.tasks.search.http_retriever import Reply, Retriever, found, passages, running
 
 
@@ -25,11 +26,16 @@ def retriever() -> Iterator[Retriever]:
         yield server
 
 
+def client_of(url: str, rng: random.Random | None = None, **settings: Any) -> RetrieverClient:
+    chosen = {"backoff_s": 0.001, "timeout_s": 60.0, "outage_s": 0.0, **settings}
+    return RetrieverClient(SearchSettings(url=url, **chosen), rng=rng)
+
+
 def ask(url: str, *queries: str, **settings: Any) -> list[list[Passage]]:
     async def run() -> list[list[Passage]]:
-        client = RetrieverClient(url, **{"backoff_s": 0.001, "timeout_s": 60.0, **settings})
+        client = client_of(url, **settings)
         try:
-            return await client.search_many(queries)
+            return await asyncio.gather(*map(client.search, queries))
         finally:
             await client.aclose()
 
@@ -148,7 +154,7 @@ async def ask_all(client: RetrieverClient, queries: Iterable[str]) -> list[Any]:
 
 def together(url: str, queries: Iterable[str], **settings: Any) -> list[Any]:
     async def run() -> list[Any]:
-        client = RetrieverClient(url, **{"backoff_s": 0.001, "timeout_s": 60.0, **settings})
+        client = client_of(url, **settings)
         try:
             return await ask_all(client, queries)
         finally:
@@ -194,7 +200,7 @@ def test_the_same_query_is_sent_once(retriever: Retriever) -> None:
     answer = held(retriever)
 
     async def run() -> list[Any]:
-        client = RetrieverClient(retriever.url)
+        client = client_of(retriever.url)
         first = asyncio.create_task(ask_all(client, ["a"] * 30 + ["b"] * 30))
         await asked_once(retriever)
         second = asyncio.create_task(ask_all(client, ["a", "b"]))
@@ -283,7 +289,7 @@ def test_whoever_gives_up_takes_nothing_from_the_others(retriever: Retriever) ->
     retriever.delay_s = 0.1
 
     async def run() -> None:
-        client = RetrieverClient(retriever.url)
+        client = client_of(retriever.url)
         tasks = [asyncio.create_task(client.search("same")) for _ in range(3)]
         await asyncio.sleep(0.05)
         tasks[0].cancel()
@@ -297,7 +303,7 @@ def test_closing_ends_what_waits(retriever: Retriever) -> None:
     answer = held(retriever)
 
     async def run() -> list[Any]:
-        client = RetrieverClient(retriever.url, max_connections=1)
+        client = client_of(retriever.url, max_connections=1)
         asked = asyncio.create_task(ask_all(client, [f"query {i}" for i in range(40)]))
         await asked_once(retriever)
         await client.aclose()
@@ -336,30 +342,29 @@ def test_waits_grow_and_have_jitter(retriever: Retriever, monkeypatch: pytest.Mo
         assert max(drawn) > 0.7 * limit and len(set(drawn)) == 20
 
 
-def test_the_failure_rate_stops_only_above_its_limit_and_with_enough_searches() -> None:
-    rate = FailureMonitor(limit=0.25, window=8, minimum=4)
-    for _ in range(3):
-        rate.add(failed=True)
-        assert not rate.too_high  # too few searches
-    rate.add(failed=False)
-    assert rate.too_high and (rate.failed, rate.searches) == (3, 4)
-    for _ in range(6):
-        rate.add(failed=False)
-    # The window holds the last 8: two failures are a quarter, the limit itself.
-    rate.add(failed=True)
-    rate.add(failed=True)
-    assert (rate.failed, rate.searches, rate.too_high) == (2, 8, False)
-    rate.add(failed=True)
-    assert rate.too_high
-
-
-@given(st.lists(st.booleans(), max_size=60), st.integers(1, 20), st.integers(0, 15))
-def test_the_failure_rate_is_that_of_the_last_searches(
-    failures: list[bool], window: int, sixteenths: int
+def test_the_failure_rate_stops_only_above_its_limit_and_with_enough_searches(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    rate = FailureMonitor(sixteenths / 16, window, minimum=1)
-    for failed in failures:
-        rate.add(failed=failed)
-    seen = failures[-window:]
-    assert (rate.failed, rate.searches) == (sum(seen), len(seen))
-    assert rate.too_high == (16 * sum(seen) > sixteenths * len(seen))
+    settings = SearchSettings(max_failure_rate=0.25, failure_window=8, min_searches=4)
+    environment = SearchEnvironment(settings)
+
+    async def search(query: str) -> list[Passage]:
+        if query == "bad":
+            raise RetrieverError("down")
+        return []
+
+    monkeypatch.setattr(environment.client, "search", search)
+
+    async def run() -> None:
+        for query in ("bad", "bad", "bad"):  # too few searches
+            assert await environment.search(query) is None
+        with pytest.raises(EnvironmentFailed, match="4 of the last 4 searches"):
+            await environment.search("bad")
+        for query in ("good",) * 7 + ("bad",):
+            await environment.search(query)
+        # The window holds the last 8: two failures are a quarter, the limit itself.
+        assert await environment.search("bad") is None
+        with pytest.raises(EnvironmentFailed, match="3 of the last 8 searches"):
+            await environment.search("bad")
+
+    asyncio.run(run())

@@ -19,6 +19,7 @@ import pytest
 
 from sg_rlhf.tasks.search.retriever import retry
 from sg_rlhf.tasks.search.retriever.client import RetrieverClient, RetrieverError
+from sg_rlhf.tasks.search.settings import SearchSettings
 from tests.unit.tasks.search.http_retriever import Reply, Retriever, found, running
 
 #: The contract's smallest server, in a process that can be killed.
@@ -68,8 +69,8 @@ def serving(port: int) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def client_of(url: str, said: list[str], **settings: Any) -> RetrieverClient:
-    chosen = {"backoff_s": 0.05, "timeout_s": 60.0, "retries": 0, **settings}
-    return RetrieverClient(url, notify=said.append, **chosen)
+    chosen = {"backoff_s": 0.05, "timeout_s": 60.0, "retries": 0, "outage_s": 0.0, **settings}
+    return RetrieverClient(SearchSettings(url=url, **chosen), notify=said.append)
 
 
 def test_a_killed_server_is_waited_for_and_every_search_is_answered(
