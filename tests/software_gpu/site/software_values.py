@@ -67,13 +67,11 @@ def name_of(operation: Operation) -> str:
 def is_composite(operation: Operation) -> bool:
     """Whether it only calls other operations, which reach the mode one by one.
 
-    Autograd decomposes them. In inference mode, and inside the mode, nothing has yet.
+    Autograd decomposes them. In inference mode, and inside the mode, nothing has yet. Some have a
+    kernel of CUDA besides (silu_backward), which takes less memory.
     """
-    return bool(
-        torch._C._dispatch_has_kernel_for_dispatch_key(
-            operation.name(), "CompositeImplicitAutograd"
-        )
-    )
+    has_kernel = functools.partial(torch._C._dispatch_has_kernel_for_dispatch_key, operation.name())
+    return bool(has_kernel("CompositeImplicitAutograd")) and not has_kernel("CUDA")
 
 
 @functools.cache
