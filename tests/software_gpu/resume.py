@@ -53,5 +53,5 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     for one in started:
         with contextlib.suppress(psutil.NoSuchProcess):
             one.kill()
-    psutil.wait_procs(started, timeout=60)
+    psutil.wait_procs(started, timeout=300)
     process.wait()

@@ -5,6 +5,7 @@ The environment's own Python runs this file (see README.md); elsewhere it skips.
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import os
 import threading
@@ -21,7 +22,7 @@ if os.environ.get("SOFTWARE_GPU_VALUES") != "1":
 from torch import Tensor  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-import software_values  # noqa: E402  # isort: skip  # in PYTHONPATH
+software_values = importlib.import_module("software_values")  # site/ is in PYTHONPATH
 
 
 def normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
