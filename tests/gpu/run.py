@@ -28,8 +28,6 @@ from tests.gpu import launch, stages  # noqa: E402
 
 RESULTS = ROOT / "tests" / "gpu" / "results"
 LOGS = ROOT / "out" / "gpu"
-#: Lines of a failed stage's output that are shown.
-TAIL = 15
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -110,11 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         failed |= outcome.status == "failed"
         print(line(stage, outcome), flush=True)
-        for skip in outcome.skips:
-            print(f"     skipped {skip}", flush=True)
-        if outcome.status == "failed" and outcome.log is not None:
-            tail = outcome.log.read_text(errors="replace").splitlines()[-TAIL:]
-            print("".join(f"     | {text}\n" for text in tail), end="", file=sys.stderr)
+        launch.print_details(outcome)
     return 1 if failed else 0
 
 

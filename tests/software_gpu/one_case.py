@@ -10,9 +10,6 @@ from tests.gpu import launch
 from tests.gpu.stages import Stage
 from tests.software_gpu.cases import BY_NAME
 
-#: Lines of a log that are printed with a failure.
-TAIL = 15
-
 
 def main(name: str, out: Path) -> int:
     """Run it and print its line; returns 1 if it failed."""
@@ -38,12 +35,9 @@ def main(name: str, out: Path) -> int:
         found["gpu"],
     )
     print(f"{name:<16} {outcome.status:<7} {outcome.seconds:5.0f} s  {outcome.note}", flush=True)
-    for skip in outcome.skips:
-        print(f"    skipped {skip}", flush=True)
-    if outcome.status == "failed" and outcome.log is not None:
-        tail = outcome.log.read_text(errors="replace").splitlines()[-TAIL:]
-        print("".join(f"    | {text}\n" for text in tail), end="", file=sys.stderr)
-        print(f"    the whole output: {outcome.log}", file=sys.stderr)
+    launch.print_details(outcome)
+    if outcome.status == "failed":
+        print(f"     the whole output: {outcome.log}", file=sys.stderr)
     # A stage that is skipped here has proved nothing.
     return 0 if outcome.status == "passed" else 1
 
