@@ -28,45 +28,14 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench.common import at_least, provenance, write
 from sg_rlhf.plan.shapes import table
-from tests.gpu import random_qwen2, zero3
+from tests.gpu import zero3
 from tests.gpu.measure import synchronize
+from tests.gpu.policy_engine import policy_engine
 
 STAGES = ("3", "2")
 #: Passes before the timed ones: DeepSpeed records the order of the modules in the first.
 WARM_UP = 2
 MODELS = ("Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-3B-Instruct")
-
-
-def engine_of(shape: dict[str, Any], stage: str, device: str) -> Any:
-    """A Qwen2 of random weights in bfloat16 under a ZeRO stage of :data:`STAGES`."""
-    import deepspeed
-    from openrlhf.utils.deepspeed.deepspeed_utils import get_train_ds_config
-    from transformers import AutoModelForCausalLM
-    from transformers.integrations.deepspeed import HfDeepSpeedConfig
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    from sg_rlhf.overlay.model.packed_attention import VARLEN, attention
-
-    ALL_ATTENTION_FUNCTIONS.register(VARLEN, attention)
-    adam = {"lr": 1e-6, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0}
-    settings = get_train_ds_config(
-        offload=False, adam_offload=False, stage=int(stage), zpg=1,
-        optim_config={"type": "AdamW", "params": {**adam, "torch_adam": True}},
-    ) | {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1000}  # fmt: skip
-    keep = (
-        HfDeepSpeedConfig(settings) if stage == "3" else None
-    )  # while it lives, zero.Init is used
-    with torch.device(device):
-        model = AutoModelForCausalLM.from_config(
-            random_qwen2.config_of(shape), dtype=torch.bfloat16, attn_implementation=VARLEN
-        )
-    model.config.use_cache = False
-    model.gradient_checkpointing_enable({"use_reentrant": False})
-    engine, *_ = deepspeed.initialize(
-        model=model, model_parameters=list(model.parameters()), config=settings
-    )
-    del keep
-    return engine
 
 
 def passes(engine: Any, samples: int, tokens: int, device: str) -> dict[str, Callable[[], None]]:
@@ -123,7 +92,8 @@ def measure(name: str, stage: str, arguments: argparse.Namespace) -> list[dict[s
     shape = dict(table()[name])
     if arguments.layers:
         shape["num_hidden_layers"] = arguments.layers
-    engine = engine_of(shape, stage, arguments.device)
+    # No step is due: a pass is timed, not the optimizer.
+    engine = policy_engine(shape, int(stage), arguments.device, accumulation=1000)
     rows = []
     for samples in arguments.samples:
         for kind, run in passes(engine, samples, arguments.tokens, arguments.device).items():

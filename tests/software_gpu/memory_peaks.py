@@ -11,9 +11,9 @@ import json
 import os
 import subprocess
 import sys
-from typing import Any
 
-from sg_rlhf.plan import gpu_memory
+from sg_rlhf.plan import gpu_memory, shapes
+from sg_rlhf.plan.gpu_memory import GIB
 from sg_rlhf.plan.of_recipe import Plan, load_for, plan_of
 from tests.gpu.launch import ROOT
 from tests.gpu.result import Job, Record
@@ -30,7 +30,6 @@ CASES = (
 TOLERANCE = 0.1
 #: Micro-batches of an optimizer step. ZeRO-3 fetches ahead from the second pass on.
 MICRO_BATCHES, STEPS = 2, 2
-GIB = 2**30
 
 
 def run(record: Record, job: Job) -> None:
@@ -86,6 +85,8 @@ def measure(plan: Plan) -> dict[str, float]:
     from torch import distributed
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    from tests.gpu.policy_engine import policy_engine
+
     torch.cuda.set_device(0)
     distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=run_shape.ranks)
     import deepspeed
@@ -95,7 +96,10 @@ def measure(plan: Plan) -> dict[str, float]:
     # The gradients have no values, so neither has their norm.
     for module in (stage3, stage_1_and_2):
         module.is_invalid_grad_norm = lambda norm: False
-    engine = _engine(plan)
+    engine = policy_engine(
+        shapes.table()[run_shape.model.name], run_shape.zero_stage, "cuda",
+        adam_offload=run_shape.adam_offload, checkpointing=run_shape.checkpointing,
+    )  # fmt: skip
     engine.optimizer.check_grad_overflow = False
     actor = Actor(engine, temperature=run_shape.temperature)
     actor.packing_samples, actor.is_vlm = True, False
@@ -118,48 +122,6 @@ def measure(plan: Plan) -> dict[str, float]:
         "reserved_gib": torch.cuda.max_memory_reserved() / GIB,
         "device_gib": (total - free) / GIB,
     }
-
-
-def _engine(plan: Plan) -> Any:
-    """DeepSpeed's, as upstream makes it for the recipe, with weights of no value."""
-    import deepspeed
-    import torch
-    from openrlhf.utils.deepspeed.deepspeed_utils import (
-        get_optimizer_grouped_parameters,
-        get_train_ds_config,
-    )
-    from transformers import AutoModelForCausalLM
-    from transformers.integrations.deepspeed import HfDeepSpeedConfig
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    from sg_rlhf.overlay.model.packed_attention import VARLEN, attention
-    from sg_rlhf.plan.shapes import table
-    from tests.gpu import random_qwen2
-
-    ALL_ATTENTION_FUNCTIONS.register(VARLEN, attention)
-    stage = plan.run.zero_stage
-    adam = {"lr": 1e-6, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01}
-    settings = get_train_ds_config(
-        offload=False, adam_offload=plan.run.adam_offload, stage=stage, zpg=1,
-        optim_config={"type": "AdamW", "params": {**adam, "torch_adam": True, "fused": True}},
-    ) | {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1}  # fmt: skip
-    # While it lives, zero.Init is used.
-    keep = HfDeepSpeedConfig(settings) if stage == 3 else None
-    config = random_qwen2.config_of(table()[plan.run.model.name])
-    with torch.device("cuda"):
-        model = AutoModelForCausalLM.from_config(
-            config, dtype=torch.bfloat16, attn_implementation=VARLEN
-        )
-    del keep
-    model.config.use_cache = False
-    if plan.run.checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-    engine, *_ = deepspeed.initialize(
-        model=model,
-        model_parameters=get_optimizer_grouped_parameters(model, adam["weight_decay"]),
-        config=settings,
-    )
-    return engine
 
 
 if __name__ == "__main__":
