@@ -89,8 +89,7 @@ def _run(case: Case, out: Path) -> bool:
         process.wait()
         raise
     finally:
-        for file in Path("/dev/shm").glob(Path(seen["SOFTWARE_GPU_TABLE"]).name + "*"):
-            file.unlink()
+        environment.remove_table(Path(seen["SOFTWARE_GPU_TABLE"]))
 
 
 if __name__ == "__main__":

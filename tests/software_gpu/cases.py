@@ -6,15 +6,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 PIPELINE = "tests.gpu.random_pipeline"
-#: Policy and reference on every device, an engine on each.
-TWO = (
-    "ds.zero_stage=3", "actor.num_gpus_per_node=2", "ref.num_gpus_per_node=2",
-    "vllm.num_engines=2",
-)  # fmt: skip
+
+
+def colocated(ranks: int, engines: int) -> tuple[str, ...]:
+    """Policy and reference with a ZeRO-3 rank on each of the first devices, and so many engines."""
+    return (
+        "ds.zero_stage=3", f"actor.num_gpus_per_node={ranks}", f"ref.num_gpus_per_node={ranks}",
+        f"vllm.num_engines={engines}",
+    )  # fmt: skip
+
+
 #: Policy and reference on the first device, the engine on the second, nothing sleeps.
 APART = (
-    "ds.zero_stage=3", "actor.num_gpus_per_node=1", "ref.num_gpus_per_node=1",
-    "vllm.num_engines=1", "train.colocate_all=false", "train.colocate_actor_ref=true",
+    *colocated(1, 1), "train.colocate_all=false", "train.colocate_actor_ref=true",
     "vllm.enable_sleep=false", "ds.enable_sleep=false",
 )  # fmt: skip
 
@@ -71,23 +75,17 @@ CASES = (
     ),
     Case(
         "two", "2 ZeRO-3 ranks and 2 engines on 2 devices: NCCL calls match, IPC by device",
-        PIPELINE, devices=2, overrides=TWO,
+        PIPELINE, devices=2, overrides=colocated(2, 2),
     ),
     Case(
         "four", "the same on 4 devices",
         PIPELINE, devices=4, minutes=25,
-        overrides=(
-            "ds.zero_stage=3", "actor.num_gpus_per_node=4", "ref.num_gpus_per_node=4",
-            "vllm.num_engines=4", "train.micro_batch_size=2",
-        ),
+        overrides=(*colocated(4, 4), "train.micro_batch_size=2"),
     ),
     Case(
         "tensor_parallel", "one engine on 2 devices (tensor parallel 2) beside 2 ZeRO-3 ranks",
         PIPELINE, devices=2,
-        overrides=(
-            "ds.zero_stage=3", "actor.num_gpus_per_node=2", "ref.num_gpus_per_node=2",
-            "vllm.num_engines=1", "vllm.tensor_parallel_size=2",
-        ),
+        overrides=(*colocated(2, 1), "vllm.tensor_parallel_size=2"),
     ),
     Case(
         "apart", "policy and engine on a device each: weight sync over NCCL",

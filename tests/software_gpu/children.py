@@ -19,7 +19,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.software_gpu import environment
+from tests.software_gpu.environment import ROOT
+
 DRIVER = Path(sys.prefix, "software_gpu")
 SECONDS = 240
 #: Variables of the caller that would change what a child sees.
@@ -44,16 +46,14 @@ class Machine:
         self.variables = {
             **kept,
             "SOFTWARE_GPU_TABLE": str(self.table),
-            "LD_LIBRARY_PATH": str(DRIVER),
-            "VLLM_CUDART_SO_PATH": str(DRIVER / "libcudart.so.13"),
+            **environment.library_variables(DRIVER),
             "PYTHONPATH": str(ROOT),
             **variables,
         }
 
     def close(self) -> None:
         """Remove the table and what communicators have left beside it."""
-        for path in self.table.parent.glob(f"{self.table.name}*"):
-            path.unlink(missing_ok=True)
+        environment.remove_table(self.table)
 
     def start(
         self, function: Callable[..., None], *arguments: object, **variables: str

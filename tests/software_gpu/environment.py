@@ -37,6 +37,22 @@ def make() -> None:
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
+def library_variables(libraries: Path) -> dict[str, str]:
+    """Of a process that uses the device, whose libraries are in that folder."""
+    return {
+        "LD_LIBRARY_PATH": str(libraries),
+        "TRITON_LIBCUDA_PATH": str(libraries),
+        # Else vLLM takes the first library with such a name that the process has loaded.
+        "VLLM_CUDART_SO_PATH": str(libraries / "libcudart.so.13"),
+    }
+
+
+def remove_table(table: Path) -> None:
+    """Delete a table, and what communicators and tests have left beside it."""
+    for file in table.parent.glob(f"{table.name}*"):
+        file.unlink(missing_ok=True)
+
+
 def variables(case: Case, folder: Path) -> dict[str, str]:
     """What the processes of a case see of the device; ``folder`` is for what Triton compiles."""
     found = {
@@ -45,11 +61,8 @@ def variables(case: Case, folder: Path) -> dict[str, str]:
         "SOFTWARE_GPU_GIB": str(case.gib),
         "SOFTWARE_GPU_TABLE": f"/dev/shm/software_gpu_{os.getpid()}",
         "PYTHONPATH": os.pathsep.join([str(HERE / "site"), str(ROOT)]),
-        "LD_LIBRARY_PATH": str(LIBRARIES),
+        **library_variables(LIBRARIES),
         "PATH": os.pathsep.join([str(HERE / "bin"), os.environ.get("PATH", "")]),
-        "TRITON_LIBCUDA_PATH": str(LIBRARIES),
-        # Else vLLM takes the first library with such a name that the process has loaded.
-        "VLLM_CUDART_SO_PATH": str(LIBRARIES / "libcudart.so.13"),
         "TRITON_CACHE_DIR": str(folder / "triton"),
         # It would look for a real driver.
         "SG_SKIP_DOCTOR": "1",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import subprocess
@@ -12,19 +11,19 @@ import time
 import psutil
 
 from sg_rlhf.overlay.checkpoints import paths
+from sg_rlhf.ray_session import cluster
 from sg_rlhf.run_dir import jsonl_log
 from tests.gpu import random_pipeline, training_run
 from tests.gpu.launch import ROOT
 from tests.gpu.result import Job, Record
-from tests.software_gpu.cases import TWO
+from tests.software_gpu.cases import colocated
 
-ONE = ("actor.num_gpus_per_node=1", "ref.num_gpus_per_node=1", "vllm.num_engines=1")
 POLL_SECONDS = 0.5
 
 
 def run(record: Record, job: Job) -> None:
     """Two devices until the first checkpoint; SIGKILL; one device until the end."""
-    job = dataclasses.replace(job, overrides=(*TWO, "ckpt.save_steps=1"))
+    job = dataclasses.replace(job, overrides=(*colocated(2, 2), "ckpt.save_steps=1"))
     _, (configs, overrides) = random_pipeline.settings(job)
     run_dir = job.scratch / "run"
     command = [sys.executable, *training_run.train_arguments(configs, overrides, run_dir)]
@@ -40,7 +39,7 @@ def run(record: Record, job: Job) -> None:
     record.figure("checkpoints of the killed run", found)
 
     os.environ["SOFTWARE_GPU_COUNT"] = "1"
-    training_run.train(configs, [*overrides, *ONE], run_dir)
+    training_run.train(configs, [*overrides, *colocated(1, 1)], run_dir)
     training_run.check_run(record, run_dir, random_pipeline.ROLLOUTS)
     after = jsonl_log.read(run_dir / jsonl_log.METRICS)
     step = int(found[0].removeprefix("global_step"))
@@ -49,9 +48,8 @@ def run(record: Record, job: Job) -> None:
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
     """The run with all that it started, at once."""
-    started = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
-    for one in started:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            one.kill()
+    driver = psutil.Process(process.pid)
+    started = [*driver.children(recursive=True), driver]
+    cluster.kill_all(started, grace_seconds=0.0)
     psutil.wait_procs(started, timeout=300)
     process.wait()

@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +26,6 @@ CONTEXT_MIB = 520
 SMALL_MIB, LARGE_MIB = 2, 20
 NOT_INITIALIZED = 3
 pytestmark = pytest.mark.skipif(children.missing() is not None, reason=str(children.missing()))
-
-
-@pytest.fixture
-def machine() -> Iterator[Machine]:
-    made = Machine(SOFTWARE_GPU_GIB="4")
-    yield made
-    made.close()
 
 
 # -- memory ----------------------------------------------------------------------------------------

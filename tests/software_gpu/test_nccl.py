@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,13 +18,6 @@ from tests.software_gpu.children import Machine
 
 COUNT = 1001
 pytestmark = pytest.mark.skipif(children.missing() is not None, reason=str(children.missing()))
-
-
-@pytest.fixture
-def machine() -> Iterator[Machine]:
-    made = Machine(SOFTWARE_GPU_GIB="4")
-    yield made
-    made.close()
 
 
 def join(rank: str, size: str, file: str) -> tuple[int, int]:

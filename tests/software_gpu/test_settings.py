@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,13 +23,6 @@ CONTEXT_MIB = 520
 NO_DEVICE = 100
 NOT_SUPPORTED = 801
 pytestmark = pytest.mark.skipif(children.missing() is not None, reason=str(children.missing()))
-
-
-@pytest.fixture
-def machine() -> Iterator[Machine]:
-    made = Machine(SOFTWARE_GPU_GIB="4")
-    yield made
-    made.close()
 
 
 def describe() -> None:
