@@ -388,9 +388,11 @@ def test_a_retriever_that_is_not_there_stops_the_run_before_the_first_rollout() 
 
 
 def test_failed_searches_are_told_to_the_model_and_counted_and_then_stop_the_run() -> None:
-    chosen = {"retries": 0, "min_searches": 6, "failure_window": 6, "max_failure_rate": 0.5}
+    chosen = {"min_searches": 6, "failure_window": 6, "max_failure_rate": 0.5}
     with running() as server:
-        agent_settings = SearchSettings(url=server.url, backoff_s=0, **chosen)
+        agent_settings = SearchSettings(
+            url=server.url, retries=0, backoff_s=0, outage_s=0.2, **chosen
+        )
         asked = []
 
         def reply(body: dict[str, Any]) -> Any:
