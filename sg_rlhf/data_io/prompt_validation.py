@@ -279,7 +279,7 @@ def _numbered(path: Path, fields: PromptSchema) -> Iterator[tuple[int, Any]]:
     if path.suffix == ".parquet":
         yield from enumerate(parquet_rows(path, lambda names: _columns(names, fields)), start=1)
     elif path.suffix == ".csv":
-        yield from _csv_rows(path)
+        yield from _csv_rows(path, fields)
     elif path.suffix == ".json" and _begins_with_a_list(path):
         yield from enumerate(_whole(path), start=1)
     else:
@@ -295,14 +295,29 @@ def _columns(present: list[str], fields: PromptSchema) -> list[str]:
     return [*({*wanted, fields.image} & {*present})] if wanted <= {*present} else present
 
 
-def _csv_rows(path: Path) -> Iterator[tuple[int, Any]]:
+def _csv_rows(path: Path, fields: PromptSchema) -> Iterator[tuple[int, Any]]:
+    """The rows as text. Training reads them with `datasets`, which takes digits as a number."""
     csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
     try:
         with path.open(encoding="utf-8", newline="") as file:
             for number, row in enumerate(csv.DictReader(file, strict=True), start=1):
+                label = row.get(fields.label or "")
+                if label and (read := _as_number(label)) is not None and read != label:
+                    raise DataError(
+                        f"{path}: row {number}: {fields.label}: {label!r} is read from a CSV file "
+                        f"as the number {read}; write the rows as JSON lines"
+                    )
                 yield number, {k: v or None for k, v in row.items() if k is not None}
     except (OSError, ValueError, csv.Error) as error:
         raise DataError(f"{path}: not a readable CSV file in UTF-8: {single_line(error)}") from None
+
+
+def _as_number(text: str) -> str | None:
+    """The number that a text is, as Python prints it; None for other texts."""
+    try:
+        return str(int(text) if text.strip("+-").isdecimal() else float(text))
+    except ValueError:
+        return None
 
 
 def _begins_with_a_list(path: Path) -> bool:
