@@ -88,8 +88,11 @@ def moments(run: RunShape, hardware: Hardware) -> list[Moment]:
             contexts
             | resident
             | engine_off
-            | gathered
-            | {"activations": gpu.scoring_layer(run), "logits": gpu.logits_of_scoring(run)},
+            | {
+                "layers gathered by ZeRO-3": gpu.gathered_in_scoring(run),
+                "activations": gpu.scoring_layer(run),
+                "logits": gpu.logits_of_scoring(run),
+            },
         ),
         passes(
             "update",
