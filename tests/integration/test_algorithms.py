@@ -14,8 +14,8 @@ from tests.integration.conftest import ROOT, run_ranks
 pytestmark = pytest.mark.integration
 
 ALGORITHMS = sorted(path.stem for path in (ROOT / "configs" / "algorithms").glob("*.yaml"))
-#: (ranks, responses per micro-batch): one step of 8 responses, whole and cut unevenly: micro-batches
-#: of one rank have 1 and 2 responses, of the other 3 and 2.
+#: (ranks, responses per micro-batch): one step of 8 responses, whole and cut unevenly. One rank has
+#: micro-batches of 1 and 2 responses, the other of 3 and 2.
 LAYOUTS = {"1x8": (1, 8), "2 ranks, rounds": (2, "rounds")}
 #: Log-probs are bf16, so batches of another shape are rounded otherwise.
 ROUNDING = 0.02

@@ -58,7 +58,8 @@ CASES = (
         "tests.software_gpu.imports", values=False, minutes=5, short=True,
     ),
     Case(
-        "device", "the device: memory, IPC, NCCL, NVML; its values: against PyTorch on the CPU",
+        "device",
+        "the device: memory, IPC, NCCL, NVML; its values: as PyTorch's on the CPU; kernels compile",
         "tests.software_gpu.own_tests", devices=4, minutes=10, short=True,
     ),
     Case("a", "losses never wait for the host; values as on the CPU", "tests.gpu.algo"),
@@ -105,7 +106,7 @@ CASES = (
         "tests.software_gpu.resume", devices=2, minutes=20,
     ),
     Case(
-        "memory", "peaks of the 3B and 7B recipes' updates beside the plan",
+        "memory", "peaks of 3B and 7B recipes beside the plan; no wait of the host in a layer",
         "tests.software_gpu.memory_peaks", gib=79.1, large=True, minutes=30,
     ),
 )  # fmt: skip

@@ -1,8 +1,8 @@
-"""Case memory: peaks of an update beside the plan, for models that no kernel here could compute.
+"""Case memory: peaks of a recipe's phases beside the plan, for models too large to compute here.
 
-The allocations of rank 0 of N ranks in an update of a recipe, by the real DeepSpeed, overlay and
-allocator. The other ranks do not exist: collectives return at once, and large tensors have no
-values. So sizes and lifetimes of tensors are shown, and nothing else.
+Rank 0 of N ranks scores, updates and sends its weights, by the real DeepSpeed, overlay and
+allocator. The other ranks and the engines do not exist: collectives return at once, and large
+tensors have no values. So sizes and lifetimes of tensors are shown, and where the host waits.
 """
 
 from __future__ import annotations
@@ -11,10 +11,15 @@ import json
 import os
 import subprocess
 import sys
+import warnings
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
-from sg_rlhf.plan import gpu_memory, shapes
+from sg_rlhf.plan import gpu_memory, phases, shapes
 from sg_rlhf.plan.gpu_memory import GIB
 from sg_rlhf.plan.of_recipe import Plan, load_for, plan_of
+from sg_rlhf.plan.run_shape import RunShape
 from tests.gpu.launch import ROOT
 from tests.gpu.result import Job, Record
 
@@ -28,25 +33,39 @@ CASES = (
 )
 #: Share of the plan by which a peak may differ.
 TOLERANCE = 0.1
+PHASES = ("score", "update", "sync")
 #: Micro-batches of an optimizer step. ZeRO-3 fetches ahead from the second pass on.
 MICRO_BATCHES, STEPS = 2, 2
 
 
 def run(record: Record, job: Job) -> None:
-    """Each update twice: with room to spare, and on a device with just the plan's memory."""
+    """Each recipe twice: with room to spare, and on a device with just the plan's memory."""
     for index, (recipe, hardware, overrides) in enumerate(CASES):
         name = " ".join((recipe, hardware, *overrides))
-        planned = _plan(recipe, hardware, overrides).memory.policy_allocated_gib
+        plan = _plan(recipe, hardware, overrides)
         found = _process(index)
         if found is None:
             raise RuntimeError(f"{name}: no figures, see the log")
+        planned = planned_gib(plan)
         record.figure(name, {"planned_gib": planned, **found})
-        difference = found["allocated_gib"] / planned - 1.0
-        record.within(f"{name}: allocated beside the plan", abs(difference), TOLERANCE)
-        least = planned * (1.0 + gpu_memory.GAPS) + gpu_memory.CONTEXT / GIB
+        for phase, expected in planned.items():
+            difference = found[f"{phase}_gib"] / expected - 1.0
+            record.within(f"{name}: {phase} beside the plan", abs(difference), TOLERANCE)
+        waits, layers = found["host_waits"], plan.run.model.num_layers
+        record.check(f"{name}: no wait of the host in a layer", waits < layers, waits, layers)
+        least = planned["update"] * (1.0 + gpu_memory.GAPS) + gpu_memory.CONTEXT / GIB
         record.check(
             f"{name}: runs in the plan's {least:.1f} GiB", _process(index, least) is not None
         )
+
+
+def planned_gib(plan: Plan) -> dict[str, float]:
+    """The most that the policy's process allocates in each phase, GiB.
+
+    While it scores and sends weights, its optimizer states are in host memory.
+    """
+    tensors = {phase: phases.tensors(plan.memory.moments[phase].lines) for phase in PHASES}
+    return {phase: (size - gpu_memory.reference(plan.run)) / GIB for phase, size in tensors.items()}
 
 
 def _process(index: int, gib: float | None = None) -> dict[str, float] | None:
@@ -71,7 +90,7 @@ def _plan(recipe: str, hardware: str, overrides: tuple[str, ...]) -> Plan:
 
 
 def measure(plan: Plan) -> dict[str, float]:
-    """The peak of two optimizer steps, GiB."""
+    """The peak of each phase and of the device, GiB, and the host's waits in a micro-batch."""
     run_shape = plan.run
     os.environ |= {
         "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(run_shape.ranks),
@@ -103,25 +122,81 @@ def measure(plan: Plan) -> dict[str, float]:
     engine.optimizer.check_grad_overflow = False
     actor = Actor(engine, temperature=run_shape.temperature)
     actor.packing_samples, actor.is_vlm = True, False
-    actor.train()
-    size = (run_shape.train_micro, run_shape.max_len)
-    tokens = torch.randint(5, 1000, size, device="cuda")
-    attended = torch.ones_like(tokens)
-    responses = torch.ones(size[0], run_shape.max_new_tokens, dtype=torch.bool, device="cuda")
-    torch.cuda.reset_peak_memory_stats()
-    for micro_batch in range(STEPS * MICRO_BATCHES):
-        last = micro_batch % MICRO_BATCHES == MICRO_BATCHES - 1
-        engine.set_gradient_accumulation_boundary(last)
-        log_probs, _ = actor(tokens, responses, attention_mask=attended, return_output=True)
-        engine.backward(-(log_probs * responses).sum() / tokens.numel())
-        if last:
-            engine.step()
+
+    def log_probs(samples: int) -> torch.Tensor:
+        """Of the responses of a micro-batch of the longest samples."""
+        tokens = torch.randint(5, 1000, (samples, run_shape.max_len), device="cuda")
+        responses = torch.ones(samples, run_shape.max_new_tokens, dtype=torch.bool, device="cuda")
+        found, _ = actor(
+            tokens, responses, attention_mask=torch.ones_like(tokens), return_output=True
+        )
+        return found * responses / tokens.numel()
+
+    def score() -> None:
+        actor.eval()
+        with torch.no_grad():
+            for _ in range(MICRO_BATCHES):
+                log_probs(run_shape.rollout_micro)
+
+    def update() -> None:
+        actor.train()
+        for micro_batch in range(STEPS * MICRO_BATCHES):
+            last = micro_batch % MICRO_BATCHES == MICRO_BATCHES - 1
+            engine.set_gradient_accumulation_boundary(last)
+            engine.backward(-log_probs(run_shape.train_micro).sum())
+            if last:
+                engine.step()
+
+    def peak_above(held: float, phase: Callable[[], None]) -> float:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        phase()
+        return (held + torch.cuda.max_memory_allocated() - before) / GIB
+
+    weights = gpu_memory.policy(run_shape)
+    found = {
+        "score_gib": peak_above(weights, score),
+        "sync_gib": peak_above(weights, _sender(run_shape, actor).send),
+    }
+    found["update_gib"] = peak_above(torch.cuda.memory_allocated(), update)
     free, total = torch.cuda.mem_get_info()
-    return {
-        "allocated_gib": torch.cuda.max_memory_allocated() / GIB,
+    found |= {
         "reserved_gib": torch.cuda.max_memory_reserved() / GIB,
         "device_gib": (total - free) / GIB,
     }
+    return found | {"host_waits": _host_waits(lambda: log_probs(run_shape.train_micro))}
+
+
+def _sender(run_shape: RunShape, actor: Any) -> Any:
+    """The weight sync with no engine to call."""
+    from sg_rlhf.overlay.weight_sync.sender import WeightSync
+
+    class NoEngines(WeightSync):
+        def _call_engines(self, *_: Any, **__: Any) -> None:
+            pass
+
+    args = SimpleNamespace(
+        ds=SimpleNamespace(zero_stage=run_shape.zero_stage),
+        vllm=SimpleNamespace(enable_prefix_caching=False),
+        sg=SimpleNamespace(sync_bucket_mb=run_shape.sync_bucket >> 20, sync_timeout=0.0),
+    )
+    strategy = SimpleNamespace(args=args)
+    return NoEngines(SimpleNamespace(strategy=strategy, use_cuda_ipc=False, actor=actor))
+
+
+def _host_waits(passes: Callable[[], Any]) -> int:
+    """How often the host waits for the device."""
+    import torch
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            passes()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    return sum("synchroniz" in str(warning.message) for warning in caught)
 
 
 if __name__ == "__main__":
