@@ -19,6 +19,7 @@ class Point:
 
     represents: tokens of the batch that it stands for, the size of its stratum over the number
     sampled there. w: its token weight. weighted: w * grad_norm. w_one_minus_p: w * (1 - p).
+    advantage: of its response, where there is one.
     """
 
     row: int
@@ -34,6 +35,7 @@ class Point:
     w_one_minus_p: float
     stratum: int
     represents: float
+    advantage: float | None = None
 
 
 def summarise(points: Sequence[Point]) -> dict[str, Any]:
@@ -65,6 +67,40 @@ def summarise(points: Sequence[Point]) -> dict[str, Any]:
         },
         "strata": _strata(column),
     }
+
+
+def together(points: Sequence[Point], directions: float, norm: float) -> dict[str, float | None]:
+    """What Eq. 17 and 18 say of the sum G of w A grad log pi over the batch.
+
+    Args:
+        points: the sampled tokens, with advantages.
+        directions: ||sum of represents sign(A) grad / ||grad|| || over the points.
+        norm: ||G||.
+
+    Returns:
+        norm; its ratios to the sum of norms, to the bound of Eq. 17, and to what independent
+        directions give; the mean cosine of two different points, by the tokens they represent.
+    """
+    kept = [p for p in points if p.advantage and p.grad_norm > 0]
+    represents, advantage, grad_norm, weight, rest = (
+        np.array([getattr(p, name) for p in kept], dtype=float)
+        for name in ("represents", "advantage", "grad_norm", "weight", "one_minus_p")
+    )
+    factor = weight * np.abs(advantage)
+    bound = (represents * factor * rest).sum() * (grad_norm / rest).max(initial=0.0)
+    independent = np.sqrt((represents * (factor * grad_norm) ** 2).sum())
+    pairs = represents.sum() ** 2 - (represents**2).sum()
+    return {
+        "norm": norm,
+        "over_sum_of_norms": _ratio(norm, (represents * factor * grad_norm).sum()),
+        "over_bound": _ratio(norm, bound),
+        "over_independent": _ratio(norm, independent),
+        "mean_cosine": _ratio(directions**2 - (represents**2).sum(), pairs),
+    }
+
+
+def _ratio(value: float, other: float) -> float | None:
+    return float(value / other) if other > 0 else None
 
 
 def _spearman(a: np.ndarray, b: np.ndarray) -> float | None:
@@ -124,8 +160,7 @@ def _strata(column: dict[str, np.ndarray]) -> list[dict[str, Any]]:
 #: What is said below every table.
 CAUTION = """
 A high correlation says that sure tokens have small gradients and unsure ones larger
-ones. It does not say that the bound is tight (its factor varies as above), that the
-batch's gradient, in which tokens add up or cancel, follows the sum of norms, or that a
+ones. It does not say that the bound is tight (its factor varies as above), or that a
 smaller gradient generalises better."""
 
 
@@ -178,9 +213,24 @@ def table(report: dict[str, Any]) -> str:
                 ("w ||grad||", "weighted"),
             )
         ),
+        *_sum_lines(report["sum"]),
         CAUTION,
     ]
     return "\n".join(lines)
+
+
+def _sum_lines(total: dict[str, float | None] | None) -> list[str]:
+    if total is None:
+        return ["Eq. 17 and 18 need advantages: a run's samples, or --reward"]
+    return [
+        "sum over the batch of w A grad log pi: its norm",
+        f"  over the sum of norms       {_number(total['over_sum_of_norms'], '6.4f')} (1: none "
+        "cancel)",
+        f"  over the bound of Eq. 17    {_number(total['over_bound'], '6.4f')}",
+        f"  over independent directions {_number(total['over_independent'], '6.3f')} (1, as Eq. 18 "
+        "assumes)",
+        f"mean cosine of two tokens     {_number(total['mean_cosine'], '+.5f')}",
+    ]
 
 
 def _number(value: float | None, form: str = "6.3f") -> str:

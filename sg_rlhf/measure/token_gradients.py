@@ -8,6 +8,16 @@ For a sample of response tokens it computes exactly
 and compares both with 1 - p, plain and times the token weight w. Theorems 3.5 and 3.6 of
 arXiv 2511.00066 say that w (1 - p) bounds a token's part of the gradient up to factors of the
 network at that token. The ratio ||grad|| / (1 - p) shows how much these factors vary.
+
+With advantages A (a run's samples, or --reward) it also measures what Theorem 3.6 is about, the sum
+G of w A grad log pi over the batch:
+
+    ||G|| / sum w |A| ||grad||         1: no cancellation, as the upper bound assumes, Eq. 17
+    ||G|| / (U sum w |A| (1 - p))      Eq. 17 with U, the largest ||grad|| / (1 - p) of the sample
+    ||G|| / root of sum (w A ||grad||)^2   1: independent directions, as Eq. 18 assumes
+    mean cosine of two tokens' A grad log pi
+
+G is exact; sums and cosines are estimates from the sampled tokens.
 docs/results.md explains how to read the numbers.
 """
 
@@ -22,11 +32,12 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from sg_rlhf.algo.analysis.token_gradient_norms import logit_gradient_norms, token_gradient_norms
+from sg_rlhf.algo.analysis.token_gradient_norms import logit_gradient_norms, token_gradients
 from sg_rlhf.algo.token_weights import token_weights
 from sg_rlhf.algo.weightings import Weighting
 from sg_rlhf.common.argument_types import positive_int, progress_bar
@@ -45,7 +56,7 @@ from sg_rlhf.measure.checkpoint import (
     responses,
 )
 from sg_rlhf.measure.fixed_batch import FixedBatch
-from sg_rlhf.measure.token_figures import EDGES, Point, plot, summarise, table
+from sg_rlhf.measure.token_figures import EDGES, Point, plot, summarise, table, together
 
 EXAMPLES = """\
 examples:
@@ -59,6 +70,9 @@ examples:
   every checkpoint that a run kept, on one batch
     python -m sg_rlhf.measure.token_gradients --model runs/a/checkpoints/deepspeed/*_hf \\
         --batch out/batch.json --json out/tokens.json
+  with advantages, for the sum over the batch, Eq. 17 and 18
+    python -m sg_rlhf.measure.token_gradients --model module:sg_rlhf.tiny.kk_tiny \\
+        --data data/kk_tiny/train.jsonl --reward domain:kk
   another weighting
     python -m sg_rlhf.measure.token_gradients --model CKPT --batch out/batch.json \\
         sg.weighting.lower=0.5
@@ -122,54 +136,88 @@ def measure(
     tokenizer: PreTrainedTokenizerBase,
     batch: FixedBatch,
     weights: Weighting,
-) -> list[Point]:
-    """One point for each sampled token, in the order of the batch."""
+) -> tuple[list[Point], float]:
+    """One point for each sampled token, in the order of the batch; and the norm of the sum of
+    their directions, each with the sign of its advantage, times the tokens that it represents."""
     probs = all_probs(model, batch, args.pass_tokens)
     chosen, strata, represents = stratified(probs, args.tokens, args.seed)
     starts = torch.tensor([0, *(len(row.response) for row in batch.rows)]).cumsum(0)
     points: list[Point] = []
+    direction_D = torch.zeros((), dtype=torch.float64, device=model.device)
     with progress_bar("token gradients", "tokens", len(chosen)) as bar:
         for index, row in enumerate(batch.rows):
             here = ((chosen >= starts[index]) & (chosen < starts[index + 1])).nonzero()[:, 0]
             if len(here) == 0:
                 continue
             places_N = chosen[here] - starts[index]
-            found = zip(
-                places_N.tolist(),
-                row_figures(model, row, places_N.to(model.device), batch.temperature, weights),
-                strata[here].tolist(),
-                represents[here].tolist(),
-                strict=True,
+            scale_N = represents[here] * np.sign(row.advantage or 0.0)
+            figures, of_row_D = row_figures(
+                model, row, places_N.to(model.device), batch.temperature, weights, scale_N
             )
+            direction_D = direction_D + of_row_D
+            found = zip(
+                places_N.tolist(), figures, strata[here].tolist(), represents[here].tolist(),
+                strict=True,
+            )  # fmt: skip
             for place, (p, rest, logit, grad, weight), stratum, stands in found:
                 token = row.response[place]
                 points.append(
                     Point(
                         index, place, token, tokenizer.decode([token]), p, rest, logit, grad,
-                        weight, weight * grad, weight * rest, stratum, stands,
+                        weight, weight * grad, weight * rest, stratum, stands, row.advantage,
                     )
                 )  # fmt: skip
             bar.update(len(here))
-    return points
+    return points, float(torch.linalg.vector_norm(direction_D))
 
 
 def row_figures(
-    model: PreTrainedModel, row: TokenRow, places_N: Tensor, temperature: float, weights: Weighting
-) -> Iterator[tuple[float, ...]]:
-    """(p, 1 - p, ||e_y - pi||, ||grad||, w) of the tokens at these places of a response."""
+    model: PreTrainedModel,
+    row: TokenRow,
+    places_N: Tensor,
+    temperature: float,
+    weights: Weighting,
+    scale_N: Tensor,
+) -> tuple[Iterator[tuple[float, ...]], Tensor]:
+    """(p, 1 - p, ||e_y - pi||, ||grad||, w) of the tokens at these places of a response.
+
+    And the sum of scale grad / ||grad|| over them, [D].
+    """
     params = list(model.parameters())
     bytes_each = sum(p.numel() * p.element_size() for p in params)
     chunk = max(1, min(64, CHUNK_BYTES // bytes_each))
     out = responses(model, [row], temperature)
     # A single row has no padding: its positions are those of the response.
     log_probs_N = out.log_probs_BT()[0, places_N]
+    norms_N, direction_D = token_gradients(
+        log_probs_N, params, scale_N.to(model.device), chunk=chunk
+    )
     columns = (
         log_probs_N.detach().double().exp(),
         *logit_gradient_norms(out.logits_BTV[0, places_N], out.targets_BT[0, places_N]),
-        token_gradient_norms(log_probs_N, params, chunk=chunk),
+        norms_N,
         token_weights(log_probs_N[None], weights)[0].double(),
     )
-    return zip(*(column.tolist() for column in columns), strict=True)
+    return zip(*(column.tolist() for column in columns), strict=True), direction_D
+
+
+def batch_gradient_norm(
+    model: PreTrainedModel, batch: FixedBatch, weights: Weighting, pass_tokens: int
+) -> float:
+    """||G||_2, G the sum over all tokens of w A grad log pi: the policy gradient at ratio 1."""
+    params = list(model.parameters())
+    total: list[Tensor] = []
+    for indices in passes(batch.rows, pass_tokens):
+        rows = [batch.rows[i] for i in indices]
+        log_probs_BT = responses(model, rows, batch.temperature).log_probs_BT()
+        advantage_B1 = log_probs_BT.new_tensor([row.advantage for row in rows])[:, None]
+        # Masked tokens have the log-prob 0, a constant.
+        weight_BT = token_weights(log_probs_BT, weights)
+        loss = (weight_BT.detach() * advantage_B1 * log_probs_BT).sum()
+        parts = torch.autograd.grad(loss, params, materialize_grads=True)
+        total = [a + b for a, b in zip(total, parts, strict=True)] if total else [*parts]
+    squares = [torch.linalg.vector_norm(part, dtype=torch.float64).square() for part in total]
+    return float(torch.stack(squares).sum().sqrt())
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -192,7 +240,12 @@ def report_of(
     batch.check_tokenizer(name, tokenizer)
     # Batched backward passes need an attention whose every step can be batched.
     model = load_model(name, DTYPES[args.dtype], choose_device(args.device), attention="eager")
-    points = measure(args, model, tokenizer, batch, weights)
+    points, directions = measure(args, model, tokenizer, batch, weights)
+    advantages = [row.advantage for row in batch.rows]
+    total = None
+    if None not in advantages and any(advantages):
+        norm = batch_gradient_norm(model, batch, weights, args.pass_tokens)
+        total = together(points, directions, norm)
     report = {
         "model": name,
         "parameters": sum(p.numel() for p in model.parameters()),
@@ -202,6 +255,7 @@ def report_of(
         "batch": options.batch_facts(batch),
         "batch_line": batch.describe(),
         "summary": summarise(points),
+        "sum": total,
         "points": [asdict(point) for point in points],
     }
     if args.csv is not None:

@@ -46,30 +46,49 @@ def logit_gradient_norms(logits_NV: Tensor, targets_N: Tensor) -> tuple[Tensor, 
 def token_gradient_norms(
     log_probs_N: Tensor, params: Sequence[Tensor], *, chunk: int = 16
 ) -> Tensor:
-    """||grad_theta log pi(y)||_2 of each token.
+    """||grad_theta log pi(y)||_2 of each token, float64 [N]; see :func:`token_gradients`."""
+    return token_gradients(log_probs_N, params, torch.zeros_like(log_probs_N), chunk=chunk)[0]
+
+
+def token_gradients(
+    log_probs_N: Tensor, params: Sequence[Tensor], scale_N: Tensor, *, chunk: int = 16
+) -> tuple[Tensor, Tensor]:
+    """Norm of each token's gradient g = grad_theta log pi(y), and a sum of their directions.
 
     Args:
         log_probs_N: [N], with the graph to ``params``.
-        params: the parameters theta; not changed, and their ``.grad`` is not set.
+        params: the parameters theta, D entries in all; not changed, and their ``.grad`` is not set.
+        scale_N: [N], of each direction in the sum.
         chunk: tokens whose backward passes run as one (``vmap``), with as many gradients in memory.
             1 runs a plain backward pass per token, for models with an operation that cannot be
             batched.
 
     Returns:
-        float64 [N].
+        ``(norms_N, direction_D)``, float64: ||g||_2 and the sum of scale g / ||g||, without tokens
+        whose gradient is 0.
 
     Raises:
         ValueError: chunk < 1.
     """
     if chunk < 1:
         raise ValueError(f"chunk={chunk!r}: expected 1 or more")
-    norms = [_norms(part, params, batched=chunk > 1) for part in torch.split(log_probs_N, chunk)]
-    return torch.cat(norms)
+    norms, directions = [], []
+    for log_probs, scale in zip(
+        torch.split(log_probs_N, chunk), torch.split(scale_N, chunk), strict=True
+    ):
+        gradients = _gradients(log_probs, params, batched=chunk > 1)
+        norm = torch.linalg.vector_norm(gradients, dim=1, dtype=torch.float64)
+        norms.append(norm)
+        factors = torch.where(norm > 0, scale.double() / norm, 0.0)
+        directions.append(factors.to(gradients.dtype) @ gradients)
+    return torch.cat(norms), torch.stack(directions).double().sum(0)
 
 
-def _norms(log_probs_N: Tensor, params: Sequence[Tensor], *, batched: bool) -> Tensor:
-    outputs = torch.eye(len(log_probs_N), dtype=log_probs_N.dtype, device=log_probs_N.device)
-    gradients = torch.autograd.grad(
+def _gradients(log_probs_N: Tensor, params: Sequence[Tensor], *, batched: bool) -> Tensor:
+    """Of each token over all parameters as one vector, [N, D]."""
+    tokens = len(log_probs_N)
+    outputs = torch.eye(tokens, dtype=log_probs_N.dtype, device=log_probs_N.device)
+    found = torch.autograd.grad(
         log_probs_N,
         list(params),
         outputs if batched else outputs[0],
@@ -77,9 +96,8 @@ def _norms(log_probs_N: Tensor, params: Sequence[Tensor], *, batched: bool) -> T
         allow_unused=True,
         is_grads_batched=batched,
     )
-    squares_N = torch.zeros(len(log_probs_N), dtype=torch.float64, device=log_probs_N.device)
-    for gradient in gradients:
-        if gradient is not None:
-            rows = gradient.reshape(len(log_probs_N), -1)
-            squares_N += torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).square()
-    return squares_N.sqrt()
+    rows = [
+        param.new_zeros(tokens, param.numel()) if grad is None else grad.reshape(tokens, -1)
+        for param, grad in zip(params, found, strict=True)
+    ]
+    return torch.cat(rows, dim=1)

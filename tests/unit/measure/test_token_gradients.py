@@ -111,6 +111,48 @@ def test_a_sample_shows_every_stratum_and_counts_for_all(probs, n, seed):
     assert torch.equal(chosen, again[0])
 
 
+def test_the_sum_over_the_batch_is_autograds(tmp_path):
+    """Eq. 17 and 18, with one plain backward per token."""
+    data, out = tmp_path / "samples.jsonl", tmp_path / "o.json"
+    graded = [(RESPONSE, 1.0), ("Guess ok", -0.5), ("Try Luke=knight", 0.0)]
+    rows = [{"prompt": PROMPT, "response": text, "advantage": a} for text, a in graded]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert token_gradients.main(["--model", MODEL, "--data", str(data), "--json", str(out)]) == 0
+    report = json.loads(out.read_text())
+
+    tokenizer = AutoTokenizer.from_pretrained(shipped("kk"))
+    model = AutoModelForCausalLM.from_pretrained(shipped("kk"), dtype=torch.float64).eval()
+    prompt = tokenizer(PROMPT)["input_ids"]
+    parts, gradients = [], []
+    for text, advantage in graded[:2]:
+        response = tokenizer(text)["input_ids"]
+        logits = model(input_ids=torch.tensor([[*prompt, *response]])).logits[0]
+        for place, token in enumerate(response):
+            value = logits[len(prompt) - 1 + place].log_softmax(-1)[token]
+            found = torch.autograd.grad(value, list(model.parameters()), retain_graph=True)
+            gradients.append(advantage * torch.cat([g.flatten() for g in found]))
+            p = value.exp().item()
+            weight = min(max(2.0 * (1 / (1 + math.exp(-9 * p)) - 0.25), 1.0), 1.4)
+            parts.append((weight, abs(advantage), 1 - p, gradients[-1].norm().item()))
+    total = sum(w * g for (w, *_), g in zip(parts, gradients, strict=True)).norm().item()
+    largest = max(norm / (a * rest) for _, a, rest, norm in parts)
+    units = torch.stack([g / g.norm() for g in gradients])
+    cosines = (units @ units.T)[~torch.eye(len(units), dtype=torch.bool)]
+    expected = {
+        "norm": total,
+        "over_sum_of_norms": total / sum(w * norm for w, _, _, norm in parts),
+        "over_bound": total / (largest * sum(w * a * rest for w, a, rest, _ in parts)),
+        "over_independent": total / math.sqrt(sum((w * norm) ** 2 for w, _, _, norm in parts)),
+        "mean_cosine": cosines.mean().item(),
+    }
+    assert report["sum"] == pytest.approx(expected, rel=1e-3)
+    assert 0 < report["sum"]["over_bound"] < report["sum"]["over_sum_of_norms"] < 1
+
+
+def test_without_advantages_there_is_no_sum(measured):
+    assert measured[1]["sum"] is None
+
+
 def point(p, grad_norm, represents=1.0, stratum=0):
     rest = 1 - p
     return Point(0, 0, 0, "", p, rest, rest, grad_norm, 1.0, grad_norm, rest, stratum, represents)

@@ -8,7 +8,11 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sg_rlhf.algo.analysis.token_gradient_norms import logit_gradient_norms, token_gradient_norms
+from sg_rlhf.algo.analysis.token_gradient_norms import (
+    logit_gradient_norms,
+    token_gradient_norms,
+    token_gradients,
+)
 from tests.unit.algo.batches import PROPERTY
 
 
@@ -64,6 +68,24 @@ def test_a_linear_softmax_model_in_closed_form(chunk):
     expected = at_logits * (x.square().sum(1) + 1).sqrt()
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=0.0)
     assert weight.grad is None
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 100])
+def test_the_sum_of_directions_is_that_of_single_gradients(chunk):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(5, 4, generator=generator, dtype=torch.float64)
+    x[2] = 0.0  # a token whose gradient is 0
+    weight = torch.randn(9, 4, generator=generator, dtype=torch.float64).requires_grad_()
+    scale = torch.tensor([1.0, -1.0, 1.0, 3.0, 0.0], dtype=torch.float64)
+    log_probs = F.linear(x, weight).log_softmax(-1)[:, 0]
+    norms, direction = token_gradients(log_probs, [weight], scale, chunk=chunk)
+    expected = torch.zeros(weight.numel(), dtype=torch.float64)
+    for token, factor in enumerate(scale):
+        (gradient,) = torch.autograd.grad(log_probs[token], weight, retain_graph=True)
+        assert norms[token].item() == pytest.approx(gradient.norm().item(), rel=1e-12)
+        if token != 2:
+            expected += factor * gradient.flatten() / gradient.norm()
+    torch.testing.assert_close(direction, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_chunks_are_counted_from_one():
