@@ -26,6 +26,7 @@ from __future__ import annotations
 import argparse
 import csv
 import io
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, fields
@@ -44,7 +45,7 @@ from sg_rlhf.common.argument_types import positive_int, progress_bar
 from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.config import load_config, weighting_of
 from sg_rlhf.measure import options
-from sg_rlhf.measure.batch_loss import UNIFORM
+from sg_rlhf.measure.batch_loss import UNIFORM, Surrogate
 from sg_rlhf.measure.checkpoint import (
     DTYPES,
     MeasureError,
@@ -56,6 +57,7 @@ from sg_rlhf.measure.checkpoint import (
     responses,
 )
 from sg_rlhf.measure.fixed_batch import FixedBatch
+from sg_rlhf.measure.minibatch_gradients import gradients
 from sg_rlhf.measure.token_figures import EDGES, Point, plot, summarise, table, together
 
 EXAMPLES = """\
@@ -205,19 +207,9 @@ def batch_gradient_norm(
     model: PreTrainedModel, batch: FixedBatch, weights: Weighting, pass_tokens: int
 ) -> float:
     """||G||_2, G the sum over all tokens of w A grad log pi: the policy gradient at ratio 1."""
-    params = list(model.parameters())
-    total: list[Tensor] = []
-    for indices in passes(batch.rows, pass_tokens):
-        rows = [batch.rows[i] for i in indices]
-        log_probs_BT = responses(model, rows, batch.temperature).log_probs_BT()
-        advantage_B1 = log_probs_BT.new_tensor([row.advantage for row in rows])[:, None]
-        # Masked tokens have the log-prob 0, a constant.
-        weight_BT = token_weights(log_probs_BT, weights)
-        loss = (weight_BT.detach() * advantage_B1 * log_probs_BT).sum()
-        parts = torch.autograd.grad(loss, params, materialize_grads=True)
-        total = [a + b for a, b in zip(total, parts, strict=True)] if total else [*parts]
-    squares = [torch.linalg.vector_norm(part, dtype=torch.float64).square() for part in total]
-    return float(torch.stack(squares).sum().sqrt())
+    without_clip = Surrogate(weights, eps_low=1.0, eps_high=math.inf, dual_clip=None)
+    mean_D = gradients(model, batch, {"": without_clip}, pass_tokens)[""]
+    return batch.tokens * float(torch.linalg.vector_norm(mean_D, dtype=torch.float64))
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
