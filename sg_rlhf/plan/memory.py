@@ -86,8 +86,11 @@ class MemoryPlan:
     @property
     def policy_allocated_gib(self) -> float:
         """What torch allocates in the policy's process at most, as a run measures it."""
-        own = tensors(self.moments["update"].lines)
-        return round((own - gpu.reference(self.run)) / GIB, 2)
+        return round(self.policy_tensors_gib("update"), 2)
+
+    def policy_tensors_gib(self, phase: str) -> float:
+        """Tensors of the policy's process in a phase."""
+        return (tensors(self.moments[phase].lines) - gpu.reference(self.run)) / GIB
 
     @property
     def host_gib(self) -> float:
