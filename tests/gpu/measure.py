@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -22,6 +23,19 @@ def synchronize(device: str) -> None:
 def allocated(device: str) -> int:
     """Bytes that tensors hold on the device; 0 on the CPU, which does not count them."""
     return torch.cuda.memory_allocated() if device == "cuda" else 0
+
+
+def host_waits(call: Callable[[], object]) -> int:
+    """How often the host waits for the GPU in a call."""
+    torch.cuda.synchronize()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            call()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    return sum("synchroniz" in str(warning.message) for warning in caught)
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,13 @@ from __future__ import annotations
 import functools
 import importlib.util
 import itertools
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tests.gpu.measure import GIB, costs, relative
+from tests.gpu.measure import GIB, costs, host_waits, relative
 from tests.gpu.result import Job, Record
 
 #: Query heads, key and value heads, head size.
@@ -263,21 +262,20 @@ def _calls_and_waits(
         calls.append(position_ids)
         return original(position_ids)
 
+    def passes() -> None:
+        out = model(tokens, position_ids=positions, use_cache=False).logits
+        out.float().sum().backward()
+
     packed.row_from_positions = counted
-    if job.on_cuda:
-        torch.cuda.synchronize()
     try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            if job.on_cuda:
-                torch.cuda.set_sync_debug_mode("warn")
-            out = model(tokens, position_ids=positions, use_cache=False).logits
-            out.float().sum().backward()
+        if job.on_cuda:
+            waits = host_waits(passes)
+        else:
+            passes()
+            waits = 0
     finally:
         packed.row_from_positions = original
-        if job.on_cuda:
-            torch.cuda.set_sync_debug_mode("default")
-    return len(calls), sum("synchroniz" in str(warning.message) for warning in caught)
+    return len(calls), waits
 
 
 def run(record: Record, job: Job) -> None:

@@ -11,12 +11,11 @@ import json
 import os
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from sg_rlhf.plan import gpu_memory, phases, shapes
+from sg_rlhf.plan import gpu_memory, shapes
 from sg_rlhf.plan.gpu_memory import GIB
 from sg_rlhf.plan.of_recipe import Plan, load_for, plan_of
 from sg_rlhf.plan.run_shape import RunShape
@@ -46,7 +45,8 @@ def run(record: Record, job: Job) -> None:
         found = _process(index)
         if found is None:
             raise RuntimeError(f"{name}: no figures, see the log")
-        planned = planned_gib(plan)
+        # While it scores and sends weights, the optimizer's states are in host memory.
+        planned = {phase: plan.memory.policy_tensors_gib(phase) for phase in PHASES}
         record.figure(name, {"planned_gib": planned, **found})
         for phase, expected in planned.items():
             difference = found[f"{phase}_gib"] / expected - 1.0
@@ -57,15 +57,6 @@ def run(record: Record, job: Job) -> None:
         record.check(
             f"{name}: runs in the plan's {least:.1f} GiB", _process(index, least) is not None
         )
-
-
-def planned_gib(plan: Plan) -> dict[str, float]:
-    """The most that the policy's process allocates in each phase, GiB.
-
-    While it scores and sends weights, its optimizer states are in host memory.
-    """
-    tensors = {phase: phases.tensors(plan.memory.moments[phase].lines) for phase in PHASES}
-    return {phase: (size - gpu_memory.reference(plan.run)) / GIB for phase, size in tensors.items()}
 
 
 def _process(index: int, gib: float | None = None) -> dict[str, float] | None:
@@ -104,6 +95,7 @@ def measure(plan: Plan) -> dict[str, float]:
     from torch import distributed
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    from tests.gpu.measure import host_waits
     from tests.gpu.policy_engine import policy_engine
 
     torch.cuda.set_device(0)
@@ -165,7 +157,7 @@ def measure(plan: Plan) -> dict[str, float]:
         "reserved_gib": torch.cuda.max_memory_reserved() / GIB,
         "device_gib": (total - free) / GIB,
     }
-    return found | {"host_waits": _host_waits(lambda: log_probs(run_shape.train_micro))}
+    return found | {"host_waits": host_waits(lambda: log_probs(run_shape.train_micro))}
 
 
 def _sender(run_shape: RunShape, actor: Any) -> Any:
@@ -183,20 +175,6 @@ def _sender(run_shape: RunShape, actor: Any) -> Any:
     )
     strategy = SimpleNamespace(args=args)
     return NoEngines(SimpleNamespace(strategy=strategy, use_cuda_ipc=False, actor=actor))
-
-
-def _host_waits(passes: Callable[[], Any]) -> int:
-    """How often the host waits for the device."""
-    import torch
-
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            passes()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-    return sum("synchroniz" in str(warning.message) for warning in caught)
 
 
 if __name__ == "__main__":
