@@ -107,7 +107,7 @@ CASES = (
     ),
     Case(
         "memory", "peaks of 3B and 7B recipes beside the plan; no wait of the host in a layer",
-        "tests.software_gpu.memory_peaks", gib=79.1, large=True, minutes=30,
+        "tests.gpu.memory_peaks", gib=79.1, large=True, minutes=30,
     ),
 )  # fmt: skip
 BY_NAME = {case.name: case for case in CASES}

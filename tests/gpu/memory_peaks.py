@@ -63,7 +63,7 @@ def _process(index: int, gib: float | None = None) -> dict[str, float] | None:
     """The figures of a case, a rank of its own job; None if it failed."""
     limit = {} if gib is None else {"SOFTWARE_GPU_GIB": str(gib)}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.software_gpu.memory_peaks", str(index)],
+        [sys.executable, "-m", "tests.gpu.memory_peaks", str(index)],
         cwd=ROOT, env={**os.environ, **limit}, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     if done.returncode:
