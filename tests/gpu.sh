@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What one GPU can test, in stages of 3 to 15 minutes at most; docs/gpu.md. Without a GPU: a line a stage, status 0.
-#   bash tests/gpu.sh [STAGE ...] [--out DIR]    STAGE: a b c d e f; --help says more
+#   bash tests/gpu.sh [STAGE ...] [--out DIR]    STAGE: a to h; --help says more
 #   PYTHON=python3 bash tests/gpu.sh a b d       another Python than .venv's: torch >= 2.11 is enough for these
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)

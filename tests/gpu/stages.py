@@ -110,6 +110,14 @@ STAGES = (
         300,
         "tests.gpu.tiny_run",
     ),
+    Stage(
+        "h",
+        "memory",
+        "a rank of the recipes for 8, 4 and 1 GPUs: memory beside the plan, waits",
+        ("torch", "transformers", "deepspeed", "openrlhf"),
+        600,
+        "tests.gpu.memory_peaks",
+    ),
 )
 BY_KEY = {stage.key: stage for stage in STAGES}
 

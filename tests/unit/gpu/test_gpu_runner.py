@@ -71,7 +71,7 @@ def test_without_torch_it_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (("z",), "tests/gpu.sh: stage 'z': expected one of a, b, c, d, e, f, g"),
+        (("z",), "tests/gpu.sh: stage 'z': expected one of a, b, c, d, e, f, g, h"),
         (
             ("--device", "cpu", "--out", "tests/gpu/results", "a"),
             "tests/gpu.sh: --out tests/gpu/results: expected another folder with --device cpu",
