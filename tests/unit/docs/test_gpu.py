@@ -18,11 +18,14 @@ PAGE = (ROOT / "docs" / "gpu.md").read_text()
 README = (ROOT / "tests" / "gpu" / "README.md").read_text()
 
 #: The card whose figures of a stage the pages have; others may send results of theirs.
-CARDS = {"b": "h100", "e": "h100", "f": "h200", "g": "h200"}
+CARDS = {"b": "h100", "e": "h100", "f": "h200", "g": "h200", "h": "h200"}
+#: Stage f with the optimizer's states on the GPU, beside the run as shipped.
+ON_GPU = "_states_on_gpu"
 
 
-def figures(stage: str) -> Any:
-    (file,) = (ROOT / "tests" / "gpu" / "results").glob(f"{stage}_*_{CARDS[stage]}*.json")
+def figures(stage: str, variant: str = "") -> Any:
+    results = (ROOT / "tests" / "gpu" / "results").glob(f"{stage}_*_{CARDS[stage]}*.json")
+    (file,) = [path for path in results if path.stem.endswith(ON_GPU) == bool(variant)]
     return json.loads(file.read_text())["figures"]
 
 
@@ -73,7 +76,7 @@ def test_packed_attention_is_as_in_the_result() -> None:
 
 
 def test_the_rollout_steps_are_as_in_the_results() -> None:
-    old, new = figures("e"), figures("f")
+    old, runs_of_f = figures("e"), (figures("f", ON_GPU), figures("f"))
     for row, of_e, of_f in (
         ("sampling", "timing/generation", "seconds_generation"),
         ("reference log-probs", "timing/reference_log_probs", "seconds_make_experience"),
@@ -82,7 +85,8 @@ def test_the_rollout_steps_are_as_in_the_results() -> None:
         ("weight sync", "timing/broadcast", "seconds_broadcast"),
         ("whole step", "timing/step_total", "seconds_step_total"),
     ):  # fmt: skip
-        for text, figure in zip(cell(README, row), (old[of_e], new[of_f]), strict=True):
+        found = (old[of_e], *(new[of_f] for new in runs_of_f))
+        for text, figure in zip(cell(README, row), found, strict=True):
             places = len(text.partition(".")[2])
             assert float(text) == round(figure, places), row
 
@@ -92,15 +96,23 @@ def test_the_run_that_learned_is_as_in_the_result() -> None:
     assert f"from {before:.3f} to {after:.3f}".replace("0.", ".") in PAGE
 
 
-@pytest.mark.parametrize(("stage", "hardware", "column"), [("e", "1xh100", 0), ("f", "1xh200", 2)])
+@pytest.mark.parametrize(
+    ("stage", "variant", "hardware", "more", "column"),
+    [
+        ("e", "", "1xh100", [], 0),
+        ("f", ON_GPU, "1xh200", ["ds.adam_offload=false"], 2),
+        ("f", "", "1xh200", [], 4),
+    ],
+)
 def test_a_step_beside_its_plan(
-    stage: str, hardware: str, column: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+    stage: str, variant: str, hardware: str, more: list[str], column: int,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     """The README names the commands that made its planned columns."""
     text = README.replace("\\\n", " ")
     (command,) = re.findall(rf"^sg-rlhf plan (.*{hardware}.*)$", text, re.MULTILINE)
-    assert plan([*shlex.split(command), "--json"]) == 0
-    planned, measured = json.loads(capsys.readouterr().out), figures(stage)
+    assert plan([*shlex.split(command), *more, "--json"]) == 0
+    planned, measured = json.loads(capsys.readouterr().out), figures(stage, variant)
     parts = planned["time"]["parts"]
     step = {"generation": "timing/generation", "ppo_train": "timing/ppo_train",
             "step_total": "timing/step_total"}  # fmt: skip
@@ -121,6 +133,21 @@ def test_a_step_beside_its_plan(
             cell(README, row)[column : column + 2], (before, after), strict=True
         ):
             assert float(text) == round(figure, len(text.partition(".")[2])), row
+
+
+def test_a_rank_on_a_gpu_is_as_in_the_result() -> None:
+    """Each cell has the software GPU's figure, the GPU's, and the plan's."""
+    page = (ROOT / "tests" / "software_gpu" / "README.md").read_text()
+    cases = figures("h")
+    assert len(cases) == 4
+    for case, found in cases.items():
+        *phases, kept = cell(page, case)
+        for phase, text in zip(("score", "update", "sync"), phases, strict=True):
+            software, measured, planned = map(float, text.split(","))
+            assert measured == round(found[f"{phase}_gib"], 2)
+            assert planned == round(found["planned_gib"][phase], 2)
+            assert abs(software / found[f"{phase}_gib"] - 1) < 0.004
+        assert float(kept.split(",")[1]) == round(found["reserved_gib"], 1)
 
 
 def test_the_zero_stages_are_as_in_the_result() -> None:
