@@ -114,7 +114,7 @@ STAGES = (
         "h",
         "memory",
         "a rank of the recipes for 8, 4 and 1 GPUs: memory beside the plan, waits",
-        ("torch", "transformers", "deepspeed", "openrlhf"),
+        _PIPELINE,
         600,
         "tests.gpu.memory_peaks",
     ),
