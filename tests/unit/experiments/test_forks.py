@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import math
 import random
 import re
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from experiments.forks import analyse, corpora, figure, gate
+from experiments.forks import along_training, analyse, corpora, figure, gate
 from experiments.forks.reward import reward_func
 from sg_rlhf.studies.plan import load_study
 from sg_rlhf.tasks.domain import load
@@ -208,3 +209,8 @@ def test_the_files_of_the_study_are_the_preregistered_ones() -> None:
     analyse.check(analyse.HERE)
     listed = (analyse.HERE / "preregistration.sha256").read_text().split()[1::2]
     assert {"preregistration.md", "study.yaml", "corpora.py", "reward.py"} <= {*listed}
+
+
+def test_the_figures_along_training_are_those_of_the_readme() -> None:
+    rows = json.loads(along_training.OUT.read_text())
+    assert along_training.table(rows) in (analyse.HERE / "README.md").read_text()
