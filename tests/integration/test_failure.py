@@ -163,6 +163,7 @@ def test_an_engine_that_is_dead_and_that_nobody_misses_ends_it_too(tmp_path: Pat
     assert said is not None and said.startswith("rollout engine 1 did not answer for 8 s")
 
 
+@pytest.mark.full  # it waits, 26 seconds
 def test_engines_that_answer_or_die_end_nobody(tmp_path: Path) -> None:
     engines = [SGRolloutActor.remote() for _ in range(2)]
     pid = ray.get(engines[0].process.remote())

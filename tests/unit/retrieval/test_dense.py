@@ -106,7 +106,14 @@ def test_a_device_that_is_not_there(tmp_path: Path, device: str) -> None:
 
 @pytest.mark.parametrize(
     ("factory", "least"),
-    [("SQ8", 0.95), ("HNSW32", 0.95), ("IVF186,Flat", 0.94), ("IVF186,SQ8", 0.94), ("PQ12", 0.4)],
+    [
+        ("SQ8", 0.95),
+        ("HNSW32", 0.95),
+        ("IVF186,Flat", 0.94),
+        ("IVF186,SQ8", 0.94),
+        # Its training takes 20 seconds.
+        pytest.param("PQ12", 0.4, marks=pytest.mark.full),
+    ],
 )
 def test_approximate_search_finds_nearly_all(tmp_path: Path, factory: str, least: float) -> None:
     """Recall@10 against exact search, on as many passages as the real small corpus has."""

@@ -50,7 +50,13 @@ def share_found(backend: DenseBackend, vectors: np.ndarray, queries: np.ndarray)
         ("Flat", {}, None),
         ("HNSW64", {"efSearch": 128}, "efSearch 128, where the file says 16"),
         ("IVF64,Flat", {"nprobe": 16}, "nprobe 16, where the file says 1"),
-        ("OPQ8,IVF64,PQ8", {"nprobe": 16}, "nprobe 16, where the file says 1"),
+        # Its training takes 20 seconds.
+        pytest.param(
+            "OPQ8,IVF64,PQ8",
+            {"nprobe": 16},
+            "nprobe 16, where the file says 1",
+            marks=pytest.mark.full,
+        ),
     ],
 )
 def test_defaults_of_faiss_are_raised_and_told(
