@@ -25,8 +25,8 @@ FUSED_ROWS, FUSED_COLUMNS, FUSED_LOGITS = 4096, 2**15, 2**24
 #: Updates of 3B and 7B ran on a software GPU with 1.11 and 1.14 times their tensors, and not with
 #: 1.09 (tests/software_gpu/README.md). With room to spare the allocator keeps more.
 GAPS = 0.12
-#: A CUDA context with the kernels that were loaded: on an H200 with PyTorch 2.11 the device had .80
-#: GiB less than PyTorch's allocator held (tests/gpu/results/h_memory_nvidia_h200.json).
+#: A CUDA context with the kernels that were loaded: on an H200 with PyTorch 2.11, .80 GiB of the
+#: device beyond what PyTorch's allocator held (tests/gpu/results/h_memory_nvidia_h200.json).
 CONTEXT = 0.8 * GIB
 #: NCCL's buffers of one process group of several ranks. Assumed.
 NCCL = 0.6 * GIB
