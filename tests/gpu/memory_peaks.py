@@ -50,8 +50,9 @@ def run(record: Record, job: Job) -> None:
         # While it scores and sends weights, the optimizer's states are in host memory.
         planned = {phase: plan.memory.policy_tensors_gib(phase) for phase in PHASES}
         least = planned["update"] * (1.0 + gpu_memory.GAPS)
-        if least + gpu_memory.CONTEXT / GIB > room:
-            record.skip(name, f"needs {least + gpu_memory.CONTEXT / GIB:.1f} GiB, found {room}")
+        needed = least + gpu_memory.CONTEXT / GIB
+        if needed > room:
+            record.skip(name, f"needs {needed:.1f} GiB, found {room}")
             continue
         found = _process(index)
         if found is None:

@@ -19,13 +19,12 @@ README = (ROOT / "tests" / "gpu" / "README.md").read_text()
 
 #: The card whose figures of a stage the pages have; others may send results of theirs.
 CARDS = {"b": "h100", "e": "h100", "f": "h200", "g": "h200", "h": "h200"}
-#: Stage f with the optimizer's states on the GPU, beside the run as shipped.
-ON_GPU = "_states_on_gpu"
 
 
-def figures(stage: str, variant: str = "") -> Any:
+def figures(stage: str, *, states_on_gpu: bool = False) -> Any:
+    """Of a stage's result; of stage f also with the optimizer's states on the GPU."""
     results = (ROOT / "tests" / "gpu" / "results").glob(f"{stage}_*_{CARDS[stage]}*.json")
-    (file,) = [path for path in results if path.stem.endswith(ON_GPU) == bool(variant)]
+    (file,) = [path for path in results if ("states_on_gpu" in path.name) == states_on_gpu]
     return json.loads(file.read_text())["figures"]
 
 
@@ -76,7 +75,7 @@ def test_packed_attention_is_as_in_the_result() -> None:
 
 
 def test_the_rollout_steps_are_as_in_the_results() -> None:
-    old, runs_of_f = figures("e"), (figures("f", ON_GPU), figures("f"))
+    old, runs_of_f = figures("e"), (figures("f", states_on_gpu=True), figures("f"))
     for row, of_e, of_f in (
         ("sampling", "timing/generation", "seconds_generation"),
         ("reference log-probs", "timing/reference_log_probs", "seconds_make_experience"),
@@ -97,22 +96,20 @@ def test_the_run_that_learned_is_as_in_the_result() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stage", "variant", "hardware", "more", "column"),
-    [
-        ("e", "", "1xh100", [], 0),
-        ("f", ON_GPU, "1xh200", ["ds.adam_offload=false"], 2),
-        ("f", "", "1xh200", [], 4),
-    ],
+    ("stage", "states_on_gpu", "hardware", "column"),
+    [("e", False, "1xh100", 0), ("f", True, "1xh200", 2), ("f", False, "1xh200", 4)],
 )
 def test_a_step_beside_its_plan(
-    stage: str, variant: str, hardware: str, more: list[str], column: int,
+    stage: str, states_on_gpu: bool, hardware: str, column: int,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     """The README names the commands that made its planned columns."""
     text = README.replace("\\\n", " ")
     (command,) = re.findall(rf"^sg-rlhf plan (.*{hardware}.*)$", text, re.MULTILINE)
+    more = ["ds.adam_offload=false"] if states_on_gpu else []
     assert plan([*shlex.split(command), *more, "--json"]) == 0
-    planned, measured = json.loads(capsys.readouterr().out), figures(stage, variant)
+    planned = json.loads(capsys.readouterr().out)
+    measured = figures(stage, states_on_gpu=states_on_gpu)
     parts = planned["time"]["parts"]
     step = {"generation": "timing/generation", "ppo_train": "timing/ppo_train",
             "step_total": "timing/step_total"}  # fmt: skip
