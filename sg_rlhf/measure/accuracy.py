@@ -32,8 +32,6 @@ from sg_rlhf.common.argument_types import (
 from sg_rlhf.common.statistics import Z95, half_width
 from sg_rlhf.measure import fixed_batch, options, sample_batch
 from sg_rlhf.measure.checkpoint import MeasureError, choose_device, load_model, load_tokenizer
-from sg_rlhf.measure.rollouts import sample_in_parts
-from sg_rlhf.tasks import chat
 
 PROG = "sg_rlhf.measure.accuracy"
 EXAMPLES = """\
@@ -49,7 +47,7 @@ examples:
 Larger models: `python -m eval.run --suite kk` generates with vLLM.
 """
 #: Responses that are sampled at a time. The samples depend on it, so it is no option.
-ROWS = 512
+AT_A_TIME = 512
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -105,27 +103,19 @@ def correct_counts(
         DataError: a row without prompt or answer, or one that the reward does not take.
         MeasureError: a prompt too long for a response, or a reward that reports no ``correct``.
     """
-    prompts = [sample_batch.text_of(path, i, row, "input") for i, row in enumerate(rows, start=1)]
-    labels = [sample_batch.text_of(path, i, row, "answer") for i, row in enumerate(rows, start=1)]
-    encoded = chat.encode(prompts, tokenizer)
-    sample_batch.check_room(path, model, encoded, args.max_new_tokens)
-    ends = sample_batch.end_ids(model, tokenizer, prompts)
-    repeated = [i for i in range(len(rows)) for _ in range(args.samples)]
+    settings = sample_batch.Sampling(
+        args.prompts, args.samples, args.temperature, args.max_new_tokens, args.seed, AT_A_TIME
+    )
+    answers = sample_batch.answers(path, rows, model, tokenizer, settings, reward)
     counts = [0] * len(rows)
-    responses = sample_in_parts(
-        model, [encoded[i] for i in repeated], at_a_time=ROWS, max_new_tokens=args.max_new_tokens,
-        temperature=args.temperature, seed=args.seed, ends=ends,
-    )  # fmt: skip
-    for i, response in zip(repeated, responses, strict=True):
-        text = tokenizer.decode(response)
-        found = sample_batch.graded(path, i + 1, reward, prompts[i], labels[i], text)
-        correct = found.get("extra_logs", {}).get("correct")
+    for i, answer in enumerate(answers):
+        correct = answer.found["extra_logs"].get("correct")
         if correct is None:
             raise MeasureError(
                 f"--reward {args.reward}: reports no `correct` in extra_logs; expected it, as "
                 "domain:kk does"
             )
-        counts[i] += int(correct)
+        counts[i // args.samples] += int(correct)
         on_rows(1)
     return counts
 

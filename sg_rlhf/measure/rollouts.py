@@ -2,31 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from sg_rlhf.measure.checkpoint import pad_id
-
-
-def sample_in_parts(
-    model: PreTrainedModel,
-    prompts: Sequence[Sequence[int]],
-    *,
-    at_a_time: int,
-    max_new_tokens: int,
-    temperature: float,
-    seed: int,
-    ends: frozenset[int],
-) -> Iterator[list[int]]:
-    """``sample_responses`` for any number of prompts, ``at_a_time``; the samples depend on it."""
-    for start in range(0, len(prompts), at_a_time):
-        yield from sample_responses(
-            model, prompts[start : start + at_a_time], max_new_tokens=max_new_tokens,
-            temperature=temperature, seed=seed + start, ends=ends,
-        )  # fmt: skip
 
 
 def left_pad(rows: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tensor]:

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from sg_rlhf.algo.advantages import group_advantages
 from sg_rlhf.common.text import single_line, truncate
 from sg_rlhf.config import local_path
 from sg_rlhf.data_io.records import DataError
-from sg_rlhf.measure.checkpoint import MeasureError, pad_id, vocabulary
+from sg_rlhf.measure.checkpoint import MeasureError, TokenRow, vocabulary
 from sg_rlhf.measure.fixed_batch import BatchRow, FixedBatch
-from sg_rlhf.measure.rollouts import left_pad
+from sg_rlhf.measure.rollouts import sample_responses
 from sg_rlhf.tasks import chat, registry
 from sg_rlhf.tasks.reward import reward_named
 from sg_rlhf.tasks.reward_values import reward_fields
-
-#: Responses that are sampled at a time. The samples depend on it, so it is no option.
-ROWS = 64
 
 RewardFunc = Callable[[list[str], list[str], list[str]], Mapping[str, Any]]
 
@@ -32,15 +29,17 @@ RewardFunc = Callable[[list[str], list[str], list[str]], Mapping[str, Any]]
 class Sampling:
     """How a batch is sampled.
 
-    prompts: the first ones of the file. group: responses to each, G. advantage_std: see
+    prompts: the first ones of the file; None: all. group: responses to each, G. at_a_time:
+    responses that are sampled together, on which the samples depend. advantage_std: see
     ``group_advantages``.
     """
 
-    prompts: int = 8
+    prompts: int | None = 8
     group: int = 8
     temperature: float = 1.0
     max_new_tokens: int = 256
     seed: int = 0
+    at_a_time: int = 64
     advantage_std: str = "sample"
 
 
@@ -72,6 +71,51 @@ def load_reward(value: str) -> RewardFunc:
     return found
 
 
+@dataclass(frozen=True)
+class Answer(TokenRow):
+    """A response to a row of the data; ``found`` is what the reward says of it, {} without one."""
+
+    found: Mapping[str, Any]
+
+
+def answers(
+    path: Path,
+    data: Sequence[Mapping[str, Any]],
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    settings: Sampling,
+    reward: RewardFunc | None,
+) -> Iterator[Answer]:
+    """G responses to each of the first rows, one row after another.
+
+    Rows are what ``python -m sg_rlhf.data`` writes: ``input``, the prompt as the model gets it, and
+    ``answer``, the reward's label.
+
+    Raises:
+        DataError: a row without them, or one that the reward does not take.
+        MeasureError: a prompt that leaves no space for the response.
+    """
+    chosen = list(enumerate(data[: settings.prompts], start=1))
+    prompts = [_text_of(path, number, row, "input") for number, row in chosen]
+    labels = [_text_of(path, number, row, "answer") for number, row in chosen if reward]
+    encoded = [tuple(ids) for ids in chat.encode(prompts, tokenizer)]
+    _check_room(path, model, encoded, settings.max_new_tokens)
+    ends = _end_ids(model, tokenizer, prompts)
+    repeated = [k for k in range(len(prompts)) for _ in range(settings.group)]
+    for start in range(0, len(repeated), settings.at_a_time):
+        part = repeated[start : start + settings.at_a_time]
+        responses = sample_responses(
+            model, [encoded[k] for k in part], max_new_tokens=settings.max_new_tokens,
+            temperature=settings.temperature, seed=settings.seed + start, ends=ends,
+        )  # fmt: skip
+        for k, response in zip(part, responses, strict=True):
+            found: Mapping[str, Any] = {}
+            if reward is not None:
+                text = tokenizer.decode(response)
+                found = _graded(path, k + 1, reward, prompts[k], labels[k], text)
+            yield Answer(encoded[k], tuple(response), found)
+
+
 def sample_batch(
     path: Path,
     data: Sequence[Mapping[str, Any]],
@@ -82,47 +126,29 @@ def sample_batch(
     reward: RewardFunc | None,
     on_rows: Callable[[int], object] = lambda n: None,
 ) -> FixedBatch:
-    """G responses to each of the first prompts, with group advantages if there is a reward.
-
-    Rows are what ``python -m sg_rlhf.data`` writes: ``input``, the prompt as the model gets it, and
-    ``answer``, the reward's label.
-
-    Raises:
-        DataError: a row without them, or one that the reward does not take.
-        MeasureError: a prompt that leaves no space for the response.
-    """
-    chosen = data[: settings.prompts]
-    prompts = [text_of(path, number, row, "input") for number, row in enumerate(chosen, start=1)]
-    encoded = [tuple(ids) for ids in chat.encode(prompts, tokenizer)]
-    check_room(path, model, encoded, settings.max_new_tokens)
-    repeated = [ids for ids in encoded for _ in range(settings.group)]
-    stops = end_ids(model, tokenizer, prompts)
-    responses = _generate(model, stops, repeated, settings, on_rows)
-    rewards: list[float | None] = [None] * len(responses)
+    """The ``answers``, with group advantages if there is a reward."""
+    drawn = []
+    for answer in answers(path, data, model, tokenizer, settings, reward):
+        drawn.append(answer)
+        on_rows(1)
+    rewards: list[float | None] = [None] * len(drawn)
     advantages = list(rewards)
     if reward is not None:
-        labels = [
-            text_of(path, number, row, "answer") for number, row in enumerate(chosen, start=1)
-        ]
-        found = []
-        for i, response in enumerate(responses):
-            k = i // settings.group
-            text = tokenizer.decode(response)
-            found.append(float(graded(path, k + 1, reward, prompts[k], labels[k], text)["rewards"]))
-        groups = torch.tensor(found, dtype=torch.float64).view(-1, settings.group)
+        rewards = [float(answer.found["rewards"]) for answer in drawn]
+        groups = torch.tensor(rewards, dtype=torch.float64).view(-1, settings.group)
         advantages = group_advantages(groups, settings.advantage_std).flatten().tolist()
-        rewards = list(found)
     rows = tuple(
-        BatchRow(*parts) for parts in zip(repeated, responses, advantages, rewards, strict=True)
+        BatchRow(answer.prompt, answer.response, *figures)
+        for answer, *figures in zip(drawn, advantages, rewards, strict=True)
     )
     source = (
-        f"{len(chosen)} prompts x {settings.group} of {path}, sampled from {name}, "
-        f"seed {settings.seed}"
+        f"{len(drawn) // settings.group} prompts x {settings.group} of {path}, sampled from "
+        f"{name}, seed {settings.seed}"
     )
     return FixedBatch(rows, settings.temperature, vocabulary(tokenizer), source)
 
 
-def text_of(path: Path, number: int, row: Mapping[str, Any], key: str) -> str:
+def _text_of(path: Path, number: int, row: Mapping[str, Any], key: str) -> str:
     """The text ``row[key]``; the row's number counts from 1.
 
     Raises:
@@ -137,7 +163,7 @@ def text_of(path: Path, number: int, row: Mapping[str, Any], key: str) -> str:
     return value
 
 
-def check_room(
+def _check_room(
     path: Path, model: PreTrainedModel, prompts: Sequence[Sequence[int]], new_tokens: int
 ) -> None:
     """Refuse a prompt that leaves too little of the model's context.
@@ -154,7 +180,7 @@ def check_room(
             )
 
 
-def graded(
+def _graded(
     path: Path, number: int, reward: RewardFunc, prompt: str, label: str, response: str
 ) -> Mapping[str, Any]:
     """``rewards``, ``scores`` and ``extra_logs`` of one response to the prompt of row ``number``.
@@ -171,43 +197,7 @@ def graded(
         ) from None
 
 
-@torch.no_grad()
-def _generate(
-    model: PreTrainedModel,
-    stops: frozenset[int],
-    prompts: Sequence[tuple[int, ...]],
-    settings: Sampling,
-    on_rows: Callable[[int], object],
-) -> list[tuple[int, ...]]:
-    """Responses, with their end token if it came in time; keeps the caller's random state."""
-    # A new configuration: the model's own may have a repetition penalty, a top-k or a top-p.
-    config = GenerationConfig(
-        do_sample=True,
-        temperature=settings.temperature,
-        top_k=0,
-        top_p=1.0,
-        max_new_tokens=settings.max_new_tokens,
-        eos_token_id=sorted(stops) or None,
-        pad_token_id=pad_id(model),
-    )
-    devices = [model.device] if model.device.type == "cuda" else []
-    responses: list[tuple[int, ...]] = []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(settings.seed)
-        for start in range(0, len(prompts), ROWS):
-            part = prompts[start : start + ROWS]
-            ids, mask = left_pad(part, pad_id(model))
-            output = model.generate(
-                input_ids=ids.to(model.device),
-                attention_mask=mask.to(model.device),
-                generation_config=config,
-            )
-            responses += [_up_to_end(row, stops) for row in output[:, ids.shape[1] :].tolist()]
-            on_rows(len(part))
-    return responses
-
-
-def end_ids(
+def _end_ids(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str]
 ) -> frozenset[int]:
     """Ids that end a response to such prompts; the tokenizer's where the model names none."""
@@ -215,8 +205,3 @@ def end_ids(
     ends = tokenizer.eos_token_id if ends is None else ends
     own = {end for end in (ends if isinstance(ends, list) else [ends]) if end is not None}
     return frozenset(own.union(*(chat.stop_token_ids(p, tokenizer) for p in prompts[:1])))
-
-
-def _up_to_end(ids: list[int], stops: frozenset[int]) -> tuple[int, ...]:
-    lengths = [i for i, token in enumerate(ids, start=1) if token in stops]
-    return tuple(ids[: min(lengths, default=len(ids))])
