@@ -1,4 +1,4 @@
-"""Statistics of `minibatch_gradients`: figures with intervals, table, picture."""
+"""Statistics of `minibatch_gradients`: figures with intervals, table."""
 
 from __future__ import annotations
 
@@ -141,24 +141,3 @@ def _block(
             f"{found['spread']:6.3f}   {over:22} {found['peak']:5.2f}"
         )
     return lines
-
-
-def plot(found: Sequence[Measured], figure: Any) -> None:
-    """Norms of each minibatch over the baseline's: on a line, if only the scale differs."""
-    columns = [("||g||", [entry.gradients for entry in found])]
-    if found[0].updates:
-        columns.append(("||u||", [entry.updates for entry in found]))
-    panels = figure.subplots(1, len(columns), squeeze=False)[0]
-    for axes, (norm, vectors) in zip(panels, columns, strict=True):
-        baseline, *others = [[vector.norm for vector in column] for column in vectors]
-        ends = [min(baseline), max(baseline)]
-        axes.plot(ends, ends, color="0.4", lw=1, ls="--", label=f"{found[0].name}: y = x")
-        for entry, norms in zip(found[1:], others, strict=True):
-            axes.plot(baseline, norms, ".", label=entry.name)
-        axes.set(
-            xlabel=f"{norm} of a minibatch, {found[0].name}",
-            ylabel=f"{norm} of the same minibatch", xscale="log", yscale="log",
-        )  # fmt: skip
-        axes.grid(True, color="0.9", lw=0.8)
-        axes.set_axisbelow(True)
-    panels[0].legend(fontsize=8)

@@ -50,7 +50,7 @@ from sg_rlhf.measure.checkpoint import (
     load_tokenizer,
 )
 from sg_rlhf.measure.fixed_batch import FixedBatch
-from sg_rlhf.measure.minibatch_figures import Measured, Vector, plot, summarise, table
+from sg_rlhf.measure.minibatch_figures import Measured, Vector, summarise, table
 from sg_rlhf.measure.sample_batch import RewardFunc, Sampling, sample_batch
 from sg_rlhf.measure.sharpness import surrogate_of
 
@@ -98,7 +98,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         "updates each algorithm takes three times the memory of the model, else one time [20]",
     )
     options.add_dtype(parser, "float32", "dtype of parameters and arithmetic")
-    return options.parse(parser, argv, of_one_model=("plot",))
+    return options.parse(parser, argv)
 
 
 def optimizer_of(config: Config) -> AdamW:
@@ -280,7 +280,7 @@ def measure(
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure, write ``--plot``, and return the content of ``--json``."""
+    """Measure, and return the content of ``--json``."""
     return options.each_model(args.model, lambda name: report_of(args, name))
 
 
@@ -292,7 +292,7 @@ def report_of(args: argparse.Namespace, name: str) -> dict[str, Any]:
     optimizer = optimizer_of(config) if args.warm_up else None
     reward = options.reward_function(args, config, settings, graded=True)
     found, without_gradient = measure(args, name, settings, losses, reward, optimizer)
-    report = {
+    return {
         "model": name,
         "data": str(args.data),
         "minibatches": len(found[0].gradients),
@@ -308,10 +308,6 @@ def report_of(args: argparse.Namespace, name: str) -> dict[str, Any]:
         "update_norms": {entry.name: [v.norm for v in entry.updates] for entry in found},
         "update_cosines": {entry.name: [v.cosine for v in entry.updates] for entry in found},
     }
-    if args.plot is not None:
-        width = 9.8 if optimizer else 5.6
-        options.save_figure(args.plot, lambda figure: plot(found, figure), (width, 4.6))
-    return report
 
 
 def main(argv: Sequence[str] | None = None) -> int:

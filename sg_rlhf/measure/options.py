@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import io
 import os
 import re
 import shlex
@@ -18,7 +17,6 @@ from typing import Any
 import torch
 
 from sg_rlhf.algo.weightings import Weighting
-from sg_rlhf.common import figures
 from sg_rlhf.common.argument_types import (
     OneLineParser,
     non_negative_int,
@@ -62,7 +60,6 @@ def new_parser(prog: str, description: str | None, examples: str) -> OneLinePars
         "--pass-tokens", type=positive_int, default=PASS_TOKENS, metavar="N",
         help=f"tokens in one forward pass; fewer need less memory [{PASS_TOKENS}]",
     )  # fmt: skip
-    add("--plot", type=Path, metavar="F.png", help="a picture")
     add("overrides", nargs="*", metavar="key=value", help="recipe keys to override")
     add = parser.add_argument_group("responses that are sampled").add_argument
     add("--data", type=Path, metavar="FILE", help="JSONL of prompts to answer (input, answer)")
@@ -117,13 +114,8 @@ def add_models(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def parse(
-    parser: OneLineParser, argv: Sequence[str], *, of_one_model: Sequence[str] = ()
-) -> argparse.Namespace:
-    """Parse the command line; overrides may be anywhere, also after an option of several values.
-
-    of_one_model: options that are refused where several checkpoints are measured.
-    """
+def parse(parser: OneLineParser, argv: Sequence[str]) -> argparse.Namespace:
+    """Parse the command line; overrides may be anywhere, also after an option of several values."""
     overrides = [token for token in argv if _OVERRIDE.fullmatch(token)]
     args = parser.parse_args([token for token in argv if not _OVERRIDE.fullmatch(token)])
     if args.overrides:
@@ -134,9 +126,6 @@ def parse(
     kept = getattr(args, "batch", None)
     if args.data is None and not (kept and kept.exists()):
         parser.error("--data FILE: not set; expected it, or --batch with a file that exists")
-    for option in of_one_model:
-        if len(args.model) > 1 and getattr(args, option) is not None:
-            parser.error(f"--{option}: takes one --model, {len(args.model)} were given; use --json")
     prepare(parser, args)
     return args
 
@@ -159,7 +148,7 @@ def prepare(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """Set torch's threads, and refuse files that could not be written, before a measurement."""
     if args.threads is not None:
         torch.set_num_threads(args.threads)
-    for option in ("batch", "json", "plot", "csv"):
+    for option in ("batch", "json"):
         path = getattr(args, option, None)
         if path is None:
             continue
@@ -337,14 +326,3 @@ def command(
         why = single_line(error)
     print(f"{prog}: {why}", file=sys.stderr)
     return 2
-
-
-def save_figure(path: Path, draw: Callable[[Any], None], size: tuple[float, float]) -> None:
-    """Write a picture atomically; ``draw`` gets the figure."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=size, layout="constrained")
-    draw(figure)
-    buffer = io.BytesIO()
-    figures.save(figure, buffer, dpi=150, format=path.suffix.removeprefix(".") or "png")
-    write_whole(path, buffer.getvalue())

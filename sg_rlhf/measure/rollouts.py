@@ -5,18 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from sg_rlhf.measure.checkpoint import pad_id
-
-
-def left_pad(rows: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tensor]:
-    """Token ids [B, T] aligned at the right edge, and the mask [B, T] of real tokens."""
-    width = max(map(len, rows))
-    ids = torch.tensor([[pad_id] * (width - len(row)) + list(row) for row in rows])
-    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
-    return ids, mask
 
 
 @torch.no_grad()
@@ -45,7 +36,10 @@ def sample_responses(
     generator = torch.Generator(device).manual_seed(seed)
     responses: list[list[int]] = [[] for _ in prompts]
     alive = torch.arange(len(prompts), device=device)
-    tokens, mask = (part.to(device) for part in left_pad(prompts, pad_id(model)))
+    width, pad = max(map(len, prompts)), pad_id(model)
+    padded = [[pad] * (width - len(row)) + list(row) for row in prompts]
+    real = [[0] * (width - len(row)) + [1] * len(row) for row in prompts]
+    tokens, mask = torch.tensor(padded, device=device), torch.tensor(real, device=device)
     positions = (mask.cumsum(1) - 1).clamp_min(0)
     cache = DynamicCache(config=model.config)
     for _ in range(max_new_tokens):

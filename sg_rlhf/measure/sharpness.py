@@ -48,7 +48,7 @@ examples:
   two checkpoints on one batch, which is kept
     python -m sg_rlhf.measure.sharpness --model runs/a/checkpoints/final runs/b/checkpoints/final \\
         --data data/kk/train.jsonl --config configs/kk/grpo_qwen2.5-3b-instruct.yaml \\
-        --batch out/batch.json --rho 0.05 --json out/sharpness.json --plot out/sharpness.png
+        --batch out/batch.json --rho 0.05 --json out/sharpness.json
   the rollouts that a run kept; the likelihood instead of the surrogate
     python -m sg_rlhf.measure.sharpness --model runs/a/checkpoints/final \\
         --data runs/a/samples.jsonl --loss nll --rho 0.05
@@ -202,33 +202,13 @@ def _notes(entry: dict[str, Any], r: dict[str, Any], report: dict[str, Any]) -> 
     return notes
 
 
-def plot(report: dict[str, Any], figure: Any) -> None:
-    """Sharpness over rho for each checkpoint, its first-order line dashed."""
-    axes = figure.add_subplot()
-    for entry in report["models"]:
-        results = sorted(entry["results"], key=lambda r: r["rho"])
-        radii = [r["rho"] for r in results]
-        (line,) = axes.plot(radii, [r["sharpness"] for r in results], marker="o", lw=2)
-        line.set_label(entry["model"][-48:])
-        axes.plot(radii, [r["first_order"] for r in results], ls="--", color=line.get_color())
-    axes.plot([], [], ls="--", color="0.4", label=r"first order, $\rho\,\|\nabla L\|$")
-    axes.set(xlabel=r"radius $\rho$", ylabel=r"largest rise of L found within $\rho$")
-    if len(radii) > 1:
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-    axes.set_title(report["loss"], fontsize=9)
-    axes.grid(True, color="0.9", lw=0.8)
-    axes.set_axisbelow(True)
-    axes.legend(fontsize=8.5)
-
-
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure, write ``--plot``, and return the content of ``--json``."""
+    """Measure, and return the content of ``--json``."""
     config = load_config(args.config, args.overrides)
     graded = args.loss == "grpo"
     surrogate = surrogate_of(config, args.overrides) if graded else None
     batch = options.make_batch(args, config, args.model, graded=graded)
-    report = {
+    return {
         "loss": surrogate.describe() if surrogate else "nll: mean over tokens",
         "dtype": args.dtype,
         "steps": args.steps,
@@ -237,9 +217,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "batch_line": batch.describe(),
         "models": measure(args, batch, surrogate),
     }
-    if args.plot is not None:
-        options.save_figure(args.plot, lambda figure: plot(report, figure), (7.2, 4.6))
-    return report
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Statistics of `token_gradients`: the figures of its points, table, picture."""
+"""Statistics of `token_gradients`: the figures of its points, table."""
 
 from __future__ import annotations
 
@@ -235,32 +235,3 @@ def _sum_lines(total: dict[str, float | None] | None) -> list[str]:
 
 def _number(value: float | None, form: str = "6.3f") -> str:
     return "-" if value is None else format(value, form)
-
-
-def plot(report: dict[str, Any], points: Sequence[Point], figure: Any) -> None:
-    """Both norms over 1 - p, the exact bound shaded; the weighted norm over w (1 - p)."""
-    left, right = figure.subplots(1, 2, sharey=True)
-    moving = [p for p in points if p.one_minus_p > 0 and p.grad_norm > 0]
-    rest = [p.one_minus_p for p in moving]
-    for axes, x, norms, color, label in (
-        (left, rest, [p.grad_norm for p in moving], "tab:blue", "all parameters"),
-        (left, rest, [p.logit_norm for p in moving], "tab:orange", "at the logits"),
-        (
-            right, [p.w_one_minus_p for p in moving], [p.weighted for p in moving], "tab:green",
-            "w times all parameters",
-        ),
-    ):  # fmt: skip
-        axes.scatter(x, norms, s=8, color=color, label=label)
-    ends = [min(rest, default=1e-6), 1.0]
-    left.fill_between(
-        ends, ends, [2**0.5 * e for e in ends], color="0.5", alpha=0.35, lw=0,
-        label=r"$1-p$ to $\sqrt{2}\,(1-p)$",
-    )  # fmt: skip
-    left.set(xlabel="1 - p", ylabel=r"norm of the gradient of $\log\,\pi(y)$")
-    right.set(xlabel="w (1 - p)")
-    for axes in (left, right):
-        axes.set(xscale="log", yscale="log")
-        axes.grid(True, color="0.9", lw=0.8)
-        axes.set_axisbelow(True)
-        axes.legend(fontsize=8, loc="upper left")
-    figure.suptitle(f"{report['model'][-60:]}, {report['tokens']} tokens", fontsize=10)

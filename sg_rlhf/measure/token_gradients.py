@@ -24,13 +24,10 @@ docs/results.md explains how to read the numbers.
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, fields
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -42,7 +39,6 @@ from sg_rlhf.algo.analysis.token_gradient_norms import logit_gradient_norms, tok
 from sg_rlhf.algo.token_weights import token_weights
 from sg_rlhf.algo.weightings import Weighting
 from sg_rlhf.common.argument_types import positive_int, progress_bar
-from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.config import load_config, weighting_of
 from sg_rlhf.measure import options
 from sg_rlhf.measure.batch_loss import UNIFORM, Surrogate
@@ -58,14 +54,14 @@ from sg_rlhf.measure.checkpoint import (
 )
 from sg_rlhf.measure.fixed_batch import FixedBatch
 from sg_rlhf.measure.minibatch_gradients import gradients
-from sg_rlhf.measure.token_figures import EDGES, Point, plot, summarise, table, together
+from sg_rlhf.measure.token_figures import EDGES, Point, summarise, table, together
 
 EXAMPLES = """\
 examples:
   512 tokens of the shipped tiny model's own answers
     python -m sg_rlhf.data kk --out data/kk_tiny --generate people=2-3 per_size=160 distinct=names
     python -m sg_rlhf.measure.token_gradients --model module:sg_rlhf.tiny.kk_tiny \\
-        --data data/kk_tiny/train.jsonl --tokens 512 --csv out/tokens.csv --plot out/tokens.png
+        --data data/kk_tiny/train.jsonl --tokens 512 --json out/tokens.json
   the rollouts of a run, with the weights of its recipe
     python -m sg_rlhf.measure.token_gradients --model runs/a/checkpoints/final \\
         --data runs/a/samples.jsonl --config configs/kk/grpo_sg_tiny_cpu.yaml
@@ -91,9 +87,8 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--tokens", type=positive_int, default=512, metavar="N", help="sampled tokens [512]"
     )
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="one line for each token")
     options.add_dtype(parser, "float64", "dtype of the arithmetic; float32 blurs 1 - p below 1e-6")
-    return options.parse(parser, argv, of_one_model=("csv", "plot"))
+    return options.parse(parser, argv)
 
 
 def stratified(probs: Tensor, n: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -213,7 +208,7 @@ def batch_gradient_norm(
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure, write ``--csv`` and ``--plot``, and return the content of ``--json``."""
+    """Measure, and return the content of ``--json``."""
     config = load_config(args.config, args.overrides)
     # Without a recipe: the published weighting, since this command compares token weights.
     weights = options.checked_curve(
@@ -238,7 +233,7 @@ def report_of(
     if None not in advantages and any(advantages):
         norm = batch_gradient_norm(model, batch, weights, args.pass_tokens)
         total = together(points, directions, norm)
-    report = {
+    return {
         "model": name,
         "parameters": sum(p.numel() for p in model.parameters()),
         "dtype": args.dtype,
@@ -250,19 +245,6 @@ def report_of(
         "sum": total,
         "points": [asdict(point) for point in points],
     }
-    if args.csv is not None:
-        write_whole(args.csv, _csv(points))
-    if args.plot is not None:
-        options.save_figure(args.plot, lambda figure: plot(report, points, figure), (9.0, 4.4))
-    return report
-
-
-def _csv(points: Sequence[Point]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([field.name for field in fields(Point)])
-    writer.writerows(asdict(point).values() for point in points)
-    return text.getvalue()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

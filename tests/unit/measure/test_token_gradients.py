@@ -1,6 +1,5 @@
 """`sg_rlhf.measure.token_gradients`: its numbers against autograd, its sample, its files."""
 
-import csv
 import json
 import math
 
@@ -22,19 +21,17 @@ PROMPT, RESPONSE = "Try", "Guess</think><answer>(1) Luke ok"
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
-    """(points of the JSON, its summary, lines of the CSV, stdout) of every token of three rows."""
+    """(points, the whole report) of every token of three rows."""
     folder = tmp_path_factory.mktemp("tokens")
     data = folder / "samples.jsonl"
     responses = [RESPONSE, "Guess ok", "Try Luke=knight"]
     rows = [{"prompt": PROMPT, "response": response} for response in responses]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    out, table, picture = (folder / name for name in ("o.json", "o.csv", "o.png"))
-    files = ["--json", out, "--csv", table, "--plot", picture]
-    arguments = ["--model", MODEL, "--data", data, *files]
-    assert token_gradients.main([str(a) for a in [*arguments, "sg.weighting.lower=0.5"]]) == 0
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    out = folder / "o.json"
+    arguments = ["--model", MODEL, "--data", data, "--json", out, "sg.weighting.lower=0.5"]
+    assert token_gradients.main([str(argument) for argument in arguments]) == 0
     report = json.loads(out.read_text())
-    return report["points"], report, list(csv.DictReader(table.open()))
+    return report["points"], report
 
 
 def test_norms_are_autograds_and_finite_differences(measured):
@@ -70,11 +67,10 @@ def test_norms_are_autograds_and_finite_differences(measured):
 
 
 def test_points_fit_together(measured):
-    points, report, rows = measured
+    points, report = measured
     cfg = GrpoSG(lower=0.5)
-    assert report["tokens"] == len(points) == len(rows) == report["batch"]["tokens"]
-    for point, row in zip(points, rows, strict=True):
-        assert float(row["grad_norm"]) == point["grad_norm"]
+    assert report["tokens"] == len(points) == report["batch"]["tokens"]
+    for point in points:
         weight = 2.0 * (1 / (1 + math.exp(-9 * point["p"])) - 0.25)
         assert point["weight"] == pytest.approx(min(max(weight, cfg.lower), cfg.upper), rel=1e-6)
         assert point["weighted"] == pytest.approx(point["weight"] * point["grad_norm"])
@@ -177,7 +173,7 @@ OUTSIDE = ("sg.weighting.placement=outside",)
 
 def test_bad_options_are_one_line(tmp_path, capsys):
     missing = tmp_path / "none.jsonl"
-    arguments = ["--model", MODEL, "--data", str(missing), "--csv", str(tmp_path / "o.csv")]
+    arguments = ["--model", MODEL, "--data", str(missing), "--json", str(tmp_path / "o.json")]
     assert token_gradients.main(arguments) == 2
     captured = capsys.readouterr()
     assert captured.err.count("\n") == 1 and "none.jsonl: no such file" in captured.err
@@ -201,6 +197,3 @@ def test_several_checkpoints_are_measured_on_one_batch(measured, tmp_path, capsy
     expected = [point for point in measured[0] if point["row"] == 0]
     for found, point in zip(first["points"], expected, strict=True):
         assert found["grad_norm"] == pytest.approx(point["grad_norm"], rel=1e-9)
-    with pytest.raises(SystemExit, match="2"):
-        token_gradients.main(["--model", MODEL, MODEL, *arguments, "--csv", str(tmp_path / "c")])
-    assert "--csv: takes one --model" in capsys.readouterr().err
