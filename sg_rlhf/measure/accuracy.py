@@ -11,7 +11,6 @@ over responses alone: the noise of this measurement on the same prompts. More --
 from __future__ import annotations
 
 import argparse
-import gc
 import math
 import statistics
 import sys
@@ -20,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from sg_rlhf.common.argument_types import (
     OneLineParser,
@@ -48,6 +46,10 @@ Larger models: `python -m eval.run --suite kk` generates with vLLM.
 """
 #: Responses that are sampled at a time. The samples depend on it, so it is no option.
 AT_A_TIME = 512
+#: Figures of a data source that are printed.
+COLUMNS = (
+    "accuracy", "ci95", "draws_ci95", "difference", "difference_ci95", "difference_draws_ci95",
+)  # fmt: skip
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -89,34 +91,36 @@ def _named(text: str) -> tuple[str, Path]:
 
 
 def correct_counts(
-    path: Path,
-    rows: Sequence[Mapping[str, Any]],
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    reward: sample_batch.RewardFunc,
     args: argparse.Namespace,
+    name: str,
+    data: Mapping[str, Sequence[Mapping[str, Any]]],
+    reward: sample_batch.RewardFunc,
     on_rows: Callable[[int], object],
-) -> list[int]:
-    """Count the correct responses to each prompt.
+) -> dict[str, list[int]]:
+    """Count one checkpoint's correct responses to each prompt of each set.
 
     Raises:
         DataError: a row without prompt or answer, or one that the reward does not take.
         MeasureError: a prompt too long for a response, or a reward that reports no ``correct``.
     """
+    tokenizer = load_tokenizer(name)
+    model = load_model(name, torch.float32, choose_device(args.device))
     settings = sample_batch.Sampling(
         args.prompts, args.samples, args.temperature, args.max_new_tokens, args.seed, AT_A_TIME
     )
-    answers = sample_batch.answers(path, rows, model, tokenizer, settings, reward)
-    counts = [0] * len(rows)
-    for i, answer in enumerate(answers):
-        correct = answer.found["extra_logs"].get("correct")
-        if correct is None:
-            raise MeasureError(
-                f"--reward {args.reward}: reports no `correct` in extra_logs; expected it, as "
-                "domain:kk does"
-            )
-        counts[i // args.samples] += int(correct)
-        on_rows(1)
+    counts = {key: [0] * len(rows) for key, rows in data.items()}
+    for key, rows in data.items():
+        path = args.data[key]
+        answers = sample_batch.answers(path, rows, model, tokenizer, settings, reward)
+        for i, answer in enumerate(answers):
+            correct = answer.found["extra_logs"].get("correct")
+            if correct is None:
+                raise MeasureError(
+                    f"--reward {args.reward}: reports no `correct` in extra_logs; expected it, as "
+                    "domain:kk does"
+                )
+            counts[key][i // args.samples] += int(correct)
+            on_rows(1)
     return counts
 
 
@@ -124,23 +128,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     """Measure every checkpoint; return the content of ``--json``."""
     sets = {name: fixed_batch.read_data(path)[: args.prompts] for name, path in args.data.items()}
     reward = sample_batch.load_reward(args.reward)
-    device = choose_device(args.device)
-    measured: list[dict[str, list[int]]] = []
     total = len(args.model) * sum(map(len, sets.values())) * args.samples
     with progress_bar("answering", "responses", total) as bar:
-        for name in args.model:
-            tokenizer = load_tokenizer(name)
-            model = load_model(name, torch.float32, device)
-            measured.append(
-                {
-                    key: correct_counts(
-                        args.data[key], rows, model, tokenizer, reward, args, bar.update
-                    )
-                    for key, rows in sets.items()
-                }
-            )
-            del model
-            gc.collect()  # modules refer to each other: without this two models can be in memory
+        measured = options.each_model(
+            args.model, lambda name: correct_counts(args, name, sets, reward, bar.update)
+        )
     return {
         "samples": args.samples,
         "temperature": args.temperature,
@@ -209,36 +201,26 @@ def draws_half_width(counts: Sequence[int], samples: int) -> float:
 def table(result: dict[str, Any]) -> str:
     """The printed tables."""
     lines = []
-    for key in result["data"]:
+    for key, path in result["data"].items():
+        models = result["models"]
         lines.append(
-            f"{key}: {result['models'][0]['sets'][key]['all']['prompts']} prompts of "
-            f"{result['data'][key]} x {result['samples']} responses at temperature "
-            f"{result['temperature']:g}"
+            f"{key}: {models[0]['sets'][key]['all']['prompts']} prompts of {path} x "
+            f"{result['samples']} responses at temperature {result['temperature']:g}"
         )
-        for place, model in enumerate(result["models"]):
-            lines.append(f"  {model['model']}")
+        cells: list[list[Any]] = [["", "", "accuracy", "+-", "draws", "difference", "+-", "draws"]]
+        for place, model in enumerate(models):
             for source, found in model["sets"][key].items():
-                if source == "correct":
-                    continue
-                line = (
-                    f"    {source:12}{found['accuracy']:.3f} +- {found['ci95']:.3f}"
-                    f"{_of_draws(found['draws_ci95'])}"
-                )
-                if place:
-                    line += (
-                        f"   {found['difference']:+.3f} +- {found['difference_ci95']:.3f} "
-                        f"compared with the first{_of_draws(found['difference_draws_ci95'])}"
+                if source != "correct":
+                    row = [f"{found[name]:.3f}" for name in COLUMNS]
+                    cells.append(
+                        [model["model"], source, *row[:3], *(row[3:] if place else [""] * 3)]
                     )
-                lines.append(line)
+        lines += [*options.columns(cells), ""]
     lines.append(
-        "95 % intervals over prompts, and in brackets over the sampled responses to the same "
-        "prompts; differences are paired by prompt"
+        "+-: half of the 95 % interval over prompts; draws: over the sampled responses to the same "
+        "prompts\ndifference: to the first checkpoint, paired by prompt"
     )
     return "\n".join(lines)
-
-
-def _of_draws(half: float) -> str:
-    return "" if math.isnan(half) else f" ({half:.3f})"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 from scipy import stats
 
 from sg_rlhf.measure.adamw import AdamW
+from sg_rlhf.measure.options import columns
 
 #: Resamples of the minibatches for an interval, and the fewest minibatches that get one.
 RESAMPLES, LEAST = 2000, 8
@@ -114,8 +115,8 @@ def table(report: dict[str, Any]) -> str:
             *lines,
             "",
             f"size: norm over {rows[0]['algorithm']}'s on the same minibatch. spread: std / mean",
-            "of it over minibatches, divided by the baseline's with a 95 % bootstrap interval.",
-            "peak: largest norm over the median one.",
+            "of it over minibatches; relative: divided by the baseline's, with a 95 % bootstrap",
+            "interval. peak: largest norm over the median one.",
         ]
     )
 
@@ -123,21 +124,15 @@ def table(report: dict[str, Any]) -> str:
 def _block(
     title: str, norm: str, rows: Sequence[dict[str, Any]], figures: Sequence[dict[str, Any]]
 ) -> list[str]:
-    width = max(len(title), *(len(row["algorithm"]) for row in rows))
-    lines = [
-        f"{title:{width}}  {f'mean {norm}':>10}   size (range)           cosine (least)   spread"
-        "   over baseline's        peak",
-    ]
+    cells: list[list[Any]] = [
+        [title, f"mean {norm}", "size", "least", "most", "cosine", "least", "spread", "relative",
+         "low", "high", "peak"]
+    ]  # fmt: skip
     for row, found in zip(rows, figures, strict=True):
-        low, high = found["size_range"]
-        over = ""
-        if "spread_over_baseline" in found:
-            over = f"{found['spread_over_baseline']:.3f}"
-        if "spread_over_baseline_ci95" in found:
-            over += " ({:.3f}, {:.3f})".format(*found["spread_over_baseline_ci95"])
-        lines.append(
-            f"{row['algorithm']:{width}}  {found['norm_mean']:10.4g}   {found['size']:.3f} "
-            f"({low:.3f}, {high:.3f})   {found['cosine']:.4f} ({found['cosine_min']:.4f})   "
-            f"{found['spread']:6.3f}   {over:22} {found['peak']:5.2f}"
-        )
-    return lines
+        cells.append(
+            [row["algorithm"], found["norm_mean"], found["size"], *found["size_range"],
+             found["cosine"], found["cosine_min"], found["spread"],
+             found.get("spread_over_baseline"),
+             *found.get("spread_over_baseline_ci95", (None, None)), found["peak"]]
+        )  # fmt: skip
+    return columns(cells)

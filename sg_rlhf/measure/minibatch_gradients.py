@@ -281,7 +281,8 @@ def measure(
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Measure, and return the content of ``--json``."""
-    return options.each_model(args.model, lambda name: report_of(args, name))
+    reports = options.each_model(args.model, lambda name: report_of(args, name))
+    return options.one_or_several(reports)
 
 
 def report_of(args: argparse.Namespace, name: str) -> dict[str, Any]:

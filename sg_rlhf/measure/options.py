@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -40,6 +40,8 @@ from sg_rlhf.measure.checkpoint import (
     load_tokenizer,
 )
 from sg_rlhf.measure.fixed_batch import FixedBatch
+
+Measured = TypeVar("Measured")
 
 _OVERRIDE = re.compile(r"[a-z]\w*(\.\w+)+=.*", re.DOTALL)
 
@@ -130,18 +132,39 @@ def parse(parser: OneLineParser, argv: Sequence[str]) -> argparse.Namespace:
     return args
 
 
-def each_model(names: Sequence[str], measure: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
-    """The report of one checkpoint; of several, their reports as ``models``."""
-    reports = []
+def each_model(names: Sequence[str], measure: Callable[[str], Measured]) -> list[Measured]:
+    """What was measured of each checkpoint, with one of them in memory at a time."""
+    found = []
     for name in names:
-        reports.append(measure(name))
+        found.append(measure(name))
         gc.collect()  # modules refer to each other: without this two models can be in memory
+    return found
+
+
+def one_or_several(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The report of one checkpoint; of several, their reports as ``models``."""
     return reports[0] if len(reports) == 1 else {"models": reports}
 
 
 def each_table(table: Callable[[dict[str, Any]], str]) -> Callable[[dict[str, Any]], str]:
-    """The table of every report of ``each_model``."""
+    """The table of every report of ``one_or_several``."""
     return lambda report: "\n\n".join(map(table, report.get("models", [report])))
+
+
+def columns(rows: Sequence[Sequence[Any]]) -> list[str]:
+    """Lines of aligned columns, the first at the left. Numbers are rounded; None is a dash."""
+    cells = [[_cell(value) for value in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return [
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip()
+        for row in cells
+    ]
+
+
+def _cell(value: Any) -> str:
+    if value is None or value != value:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def prepare(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:

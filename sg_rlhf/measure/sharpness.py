@@ -15,15 +15,15 @@ docs/results.md explains how to read the numbers.
 from __future__ import annotations
 
 import argparse
-import gc
 import math
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
 
-from sg_rlhf.algo.analysis.sharpness import Sharpness, parameter_norm, sharpness
+from sg_rlhf.algo.analysis.sharpness import parameter_norm, sharpness
 from sg_rlhf.common.argument_types import positive_float, positive_int, progress_bar
 from sg_rlhf.config import Config, load_config
 from sg_rlhf.config.upstream_flags import PROMPT_MEAN
@@ -117,49 +117,40 @@ def measure(
         torch.use_deterministic_algorithms(True, warn_only=True)
     for name in args.model:
         batch.check_tokenizer(name, load_tokenizer(name))
-    found = []
     total = len(args.model) * len(args.rho) * (args.steps + 1)
     with progress_bar("sharpness", "evaluations", total) as bar:
-        for name in args.model:
+
+        def entry(name: str) -> dict[str, Any]:
             bar.set_postfix_str(name[-40:])
             model = load_model(name, DTYPES[args.dtype], device)
             params = list(model.parameters())
             norm = parameter_norm(params)
             loss = BatchLoss(model, batch, surrogate, pass_tokens=args.pass_tokens)
-            results = []
-            for rho in args.rho:
-                radius = rho * norm if args.relative else rho
-                results.append(
-                    sharpness(params, loss, radius, steps=args.steps, on_step=bar.update)
-                )
-            found.append(
-                {
-                    "model": name,
-                    "parameters": sum(p.numel() for p in params),
-                    "parameter_norm": norm,
-                    "loss": results[0].loss,
-                    "grad_norm": results[0].grad_norm,
-                    "results": [
-                        {"rho_given": rho, **_result(result)}
-                        for rho, result in zip(args.rho, results, strict=True)
-                    ],
-                }
-            )
-            del model, params, loss
-            gc.collect()  # modules refer to each other: without this two models can be in memory
-    return found
+            radii = [rho * norm if args.relative else rho for rho in args.rho]
+            results = [
+                sharpness(params, loss, radius, steps=args.steps, on_step=bar.update)
+                for radius in radii
+            ]
+            return {
+                "model": name,
+                "parameters": sum(p.numel() for p in params),
+                "parameter_norm": norm,
+                "loss": results[0].loss,
+                "grad_norm": results[0].grad_norm,
+                "results": [
+                    {
+                        "rho_given": rho,
+                        "rho": result.rho,
+                        "sharpness": result.value,
+                        "first_order": result.first_order,
+                        "best_step": result.best_step,
+                        "steps": [asdict(step) for step in result.steps],
+                    }
+                    for rho, result in zip(args.rho, results, strict=True)
+                ],
+            }
 
-
-def _result(result: Sharpness) -> dict[str, Any]:
-    return {
-        "rho": result.rho,
-        "sharpness": result.value,
-        "first_order": result.first_order,
-        "best_step": result.best_step,
-        "steps": [
-            {"rise": step.rise, "radius": step.radius, "step": step.step} for step in result.steps
-        ],
-    }
+        return options.each_model(args.model, entry)
 
 
 def table(report: dict[str, Any]) -> str:
@@ -171,15 +162,14 @@ def table(report: dict[str, Any]) -> str:
             "",
             f"{entry['model']}: L = {entry['loss']:.6g}, ||grad L|| = {entry['grad_norm']:.4g}, "
             f"||theta|| = {entry['parameter_norm']:.4g}, {entry['parameters']:,} parameters",
-            "       rho   sharpness  first order   ratio  best step",
         ]
+        cells: list[list[Any]] = [["rho", "sharpness", "first order", "ratio", "best step"]]
         for r in entry["results"]:
-            ratio = f"{r['sharpness'] / r['first_order']:7.3f}" if r["first_order"] else "      -"
-            lines.append(
-                f"{r['rho']:10.4g}  {r['sharpness']:10.4g}   {r['first_order']:10.4g} {ratio}"
-                f"  {r['best_step']:>5}/{len(r['steps'])}"
-            )
+            ratio = r["sharpness"] / r["first_order"] if r["first_order"] else None
+            best = f"{r['best_step']}/{len(r['steps'])}"
+            cells.append([f"{r['rho']:.4g}", r["sharpness"], r["first_order"], ratio, best])
             notes += _notes(entry, r, report)
+        lines += options.columns(cells)
     lines += [
         "",
         "sharpness: largest rise of L found within the ball (Eq. 14), a lower bound of the maximum",

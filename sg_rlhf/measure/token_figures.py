@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from scipy.stats import spearmanr
 
+from sg_rlhf.measure.options import columns
+
 #: Strata of p: an equal share of the sampled tokens comes from each, as far as it has any.
 EDGES = (0.0, 0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99, 0.999, 1.0)
 
@@ -167,71 +169,42 @@ smaller gradient generalises better."""
 def table(report: dict[str, Any]) -> str:
     """The printed tables."""
     summary = report["summary"]
-    rho, spread = summary["spearman"], summary["spread"]
-    at_logits = summary["logit_norm_over_one_minus_p"]
-    factor = summary["grad_norm_over_one_minus_p"]
+    strata: list[list[Any]] = [
+        ["p", "tokens", "sampled", "1 - p", "||e_y-pi||", "||grad||", "5 %", "95 %", "w", "share",
+         "share, w"]
+    ]  # fmt: skip
+    for r in summary["strata"]:
+        q = r["grad_norm"]
+        strata.append(
+            ["{:g} to {:g}".format(*r["p"]), r["tokens"], r["sampled"], r["one_minus_p"],
+             r["logit_norm"], q["median"], q["q05"], q["q95"], r["weight"],
+             r.get("share_of_grad_norm"), r.get("share_of_weighted")]
+        )  # fmt: skip
     lines = [
         f"batch: {report['batch_line']}",
         f"model: {report['model']}, {report['parameters']:,} parameters, {report['dtype']}",
         f"weights: {report['weights']}",
         f"tokens: {report['tokens']} sampled of {report['batch']['tokens']}, in equal shares of p",
         "",
-        "           p   tokens  sampled    1 - p  ||e_y-pi||  ||grad||    5 % ..  95 %       w"
-        "   share  share, w",
-    ]
-    for r in summary["strata"]:
-        q = r["grad_norm"]
-        lines.append(
-            f"{r['p'][0]:5.3g}..{r['p'][1]:5.3g} {r['tokens']:8d} {r['sampled']:8d} "
-            f"{r['one_minus_p']:8.2g}  {r['logit_norm']:10.3g}  {q['median']:8.3g} "
-            f"{q['q05']:8.3g} {q['q95']:7.3g} {r['weight']:7.3f} "
-            f"{_number(r.get('share_of_grad_norm'), '7.1%')} "
-            f"{_number(r.get('share_of_weighted'), '9.1%')}"
-        )
-    lines += [
+        *columns(strata),
         "medians within each stratum; share: of the sum of ||grad|| (and w ||grad||) of the batch",
-        "",
-        "Spearman's rank correlation over the sampled tokens",
-        f"  ||grad|| and 1 - p          {_number(rho['grad_norm_vs_one_minus_p'])}",
-        "  ||grad|| and 1 - p, p < 0.5 "
-        f"{_number(rho['grad_norm_vs_one_minus_p_where_p_below_0.5'])}",
-        f"  ||grad|| and ||e_y - pi||   {_number(rho['grad_norm_vs_logit_norm'])}",
-        f"  ||e_y - pi|| and 1 - p      {_number(rho['logit_norm_vs_one_minus_p'])}",
-        f"  w ||grad|| and w (1 - p)    {_number(rho['weighted_vs_w_one_minus_p'])}",
-        f"||e_y - pi|| / (1 - p): {_number(at_logits['min'], '.4f')} to "
-        f"{_number(at_logits['max'], '.4f')} (the proof: 1 to 1.4142)",
-        f"||grad|| / (1 - p): median {_number(factor['median'], '.3g')}, 5 % "
-        f"{_number(factor['q05'], '.3g')}, 95 % {_number(factor['q95'], '.3g')}: the factor of "
-        "the network in the bound",
-        "std / mean over the batch: "
-        + ", ".join(
-            f"{name} {_number(spread[key], '.3f')}"
-            for name, key in (
-                ("1 - p", "one_minus_p"),
-                ("w (1 - p)", "w_one_minus_p"),
-                ("||grad||", "grad_norm"),
-                ("w ||grad||", "weighted"),
-            )
+    ]
+    for title, found in (
+        ("Spearman's rank correlation over the sampled tokens", summary["spearman"]),
+        (
+            "||e_y - pi|| / (1 - p), in the proof 1 to 1.4142",
+            summary["logit_norm_over_one_minus_p"],
         ),
-        *_sum_lines(report["sum"]),
-        CAUTION,
-    ]
-    return "\n".join(lines)
-
-
-def _sum_lines(total: dict[str, float | None] | None) -> list[str]:
-    if total is None:
-        return ["Eq. 17 and 18 need advantages: a run's samples, or --reward"]
-    return [
-        "sum over the batch of w A grad log pi: its norm",
-        f"  over the sum of norms       {_number(total['over_sum_of_norms'], '6.4f')} (1: none "
-        "cancel)",
-        f"  over the bound of Eq. 17    {_number(total['over_bound'], '6.4f')}",
-        f"  over independent directions {_number(total['over_independent'], '6.3f')} (1, as Eq. 18 "
-        "assumes)",
-        f"mean cosine of two tokens     {_number(total['mean_cosine'], '+.5f')}",
-    ]
-
-
-def _number(value: float | None, form: str = "6.3f") -> str:
-    return "-" if value is None else format(value, form)
+        (
+            "||grad|| / (1 - p), the factor of the network in the bound",
+            summary["grad_norm_over_one_minus_p"],
+        ),
+        ("std / mean over the batch", summary["spread"]),
+        ("sum over the batch of w A grad log pi; Eq. 18 assumes independence", report["sum"]),
+    ):
+        if found is None:
+            lines += ["", "Eq. 17 and 18 need advantages: a run's samples, or --reward"]
+        else:
+            named = [[f"  {name.replace('_', ' ')}", value] for name, value in found.items()]
+            lines += ["", title, *columns(named)]
+    return "\n".join([*lines, CAUTION])

@@ -216,7 +216,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         or UNIFORM
     )
     batch = options.make_batch(args, config, args.model, graded=False)
-    return options.each_model(args.model, lambda name: report_of(args, name, batch, weights))
+    reports = options.each_model(args.model, lambda name: report_of(args, name, batch, weights))
+    return options.one_or_several(reports)
 
 
 def report_of(
