@@ -28,7 +28,7 @@ from sg_rlhf.common.argument_types import (
     progress_bar,
 )
 from sg_rlhf.common.statistics import Z95, half_width
-from sg_rlhf.measure import fixed_batch, options, sample_batch
+from sg_rlhf.measure import fixed_batch, options, rollouts
 from sg_rlhf.measure.checkpoint import MeasureError, choose_device, load_model, load_tokenizer
 
 PROG = "sg_rlhf.measure.accuracy"
@@ -94,7 +94,7 @@ def correct_counts(
     args: argparse.Namespace,
     name: str,
     data: Mapping[str, Sequence[Mapping[str, Any]]],
-    reward: sample_batch.RewardFunc,
+    reward: rollouts.RewardFunc,
     on_rows: Callable[[int], object],
 ) -> dict[str, list[int]]:
     """Count one checkpoint's correct responses to each prompt of each set.
@@ -105,13 +105,14 @@ def correct_counts(
     """
     tokenizer = load_tokenizer(name)
     model = load_model(name, torch.float32, choose_device(args.device))
-    settings = sample_batch.Sampling(
-        args.prompts, args.samples, args.temperature, args.max_new_tokens, args.seed, AT_A_TIME
-    )
+    settings = rollouts.Sampling(
+        group=args.samples, temperature=args.temperature, max_new_tokens=args.max_new_tokens,
+        seed=args.seed, at_a_time=AT_A_TIME,
+    )  # fmt: skip
     counts = {key: [0] * len(rows) for key, rows in data.items()}
     for key, rows in data.items():
         path = args.data[key]
-        answers = sample_batch.answers(path, rows, model, tokenizer, settings, reward)
+        answers = rollouts.answers(path, rows, model, tokenizer, settings, reward)
         for i, answer in enumerate(answers):
             correct = answer.found["extra_logs"].get("correct")
             if correct is None:
@@ -127,7 +128,7 @@ def correct_counts(
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Measure every checkpoint; return the content of ``--json``."""
     sets = {name: fixed_batch.read_data(path)[: args.prompts] for name, path in args.data.items()}
-    reward = sample_batch.load_reward(args.reward)
+    reward = rollouts.load_reward(args.reward)
     total = len(args.model) * sum(map(len, sets.values())) * args.samples
     with progress_bar("answering", "responses", total) as bar:
         measured = options.each_model(

@@ -51,7 +51,7 @@ from sg_rlhf.measure.checkpoint import (
 )
 from sg_rlhf.measure.fixed_batch import FixedBatch
 from sg_rlhf.measure.minibatch_figures import Measured, Vector, summarise, table
-from sg_rlhf.measure.sample_batch import RewardFunc, Sampling, sample_batch
+from sg_rlhf.measure.rollouts import RewardFunc, Sampling, sample_batch
 from sg_rlhf.measure.sharpness import surrogate_of
 
 EXAMPLES = """\

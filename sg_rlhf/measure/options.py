@@ -30,7 +30,7 @@ from sg_rlhf.common.text import single_line
 from sg_rlhf.config import Config, weighting_of
 from sg_rlhf.config.upstream_flags import POLICY_LOSS_TYPES
 from sg_rlhf.data_io import strict_json
-from sg_rlhf.measure import fixed_batch, sample_batch
+from sg_rlhf.measure import fixed_batch, rollouts
 from sg_rlhf.measure.checkpoint import (
     DTYPES,
     PASS_TOKENS,
@@ -254,21 +254,21 @@ def _sample(
     data: Sequence[dict[str, Any]],
     sampler: str,
     tokenizer: Any,
-    settings: sample_batch.Sampling,
+    settings: rollouts.Sampling,
     graded: bool,
 ) -> FixedBatch:
     function = reward_function(args, config, settings, graded=graded)
     model = load_model(sampler, torch.float32, choose_device(args.device))
     total = min(settings.prompts, len(data)) * settings.group
     with progress_bar("sampling", "responses", total) as bar:
-        return sample_batch.sample_batch(
+        return rollouts.sample_batch(
             args.data, data, sampler, model, tokenizer, settings, function, bar.update
         )
 
 
-def sampling(args: argparse.Namespace, config: Config) -> sample_batch.Sampling:
+def sampling(args: argparse.Namespace, config: Config) -> rollouts.Sampling:
     """How prompts are answered: options, else the recipe, else our defaults."""
-    return sample_batch.Sampling(
+    return rollouts.Sampling(
         prompts=args.prompts or 8,
         group=_setting(args.group, config, "rollout.n_samples_per_prompt", 8),
         temperature=_setting(args.temperature, config, "rollout.temperature", 1.0),
@@ -279,8 +279,8 @@ def sampling(args: argparse.Namespace, config: Config) -> sample_batch.Sampling:
 
 
 def reward_function(
-    args: argparse.Namespace, config: Config, settings: sample_batch.Sampling, *, graded: bool
-) -> sample_batch.RewardFunc | None:
+    args: argparse.Namespace, config: Config, settings: rollouts.Sampling, *, graded: bool
+) -> rollouts.RewardFunc | None:
     """The reward of the options, else of the recipe; None without one.
 
     Raises:
@@ -295,7 +295,7 @@ def reward_function(
         )
     if graded and settings.group < 2:
         raise MeasureError(f"--group {settings.group}: expected 2 or more, for a group advantage")
-    return sample_batch.load_reward(str(reward)) if reward is not None else None
+    return rollouts.load_reward(str(reward)) if reward is not None else None
 
 
 def _setting(option: Any, config: Config, key: str, default: Any) -> Any:
