@@ -34,13 +34,6 @@ class AdamW:
         """Whether a gradient of this norm is shortened."""
         return bool(self.max_norm) and norm > (self.max_norm or 0.0)
 
-    def clipped(self, gradient_D: Tensor) -> Tensor:
-        """The gradient at a norm of max_norm at most."""
-        norm = float(torch.linalg.vector_norm(gradient_D, dtype=torch.float64))
-        if not self.clips(norm):
-            return gradient_D
-        return gradient_D * ((self.max_norm or 0.0) / (norm + 1e-6))
-
 
 class Moments:
     """AdamW's two moments after ``steps`` gradients at fixed parameters."""
@@ -48,27 +41,28 @@ class Moments:
     def __init__(self, optimizer: AdamW) -> None:
         self.optimizer = optimizer
         self.steps = 0
-        self._moments: tuple[Tensor, Tensor] | None = None
+        self._moments: list[Tensor] = []
 
     def add(self, gradient_D: Tensor) -> None:
         """Add a gradient to the moments, after clipping it."""
-        if self._moments is None:
-            self._moments = torch.zeros_like(gradient_D), torch.zeros_like(gradient_D)
+        self._moments = self._moments or [torch.zeros_like(gradient_D) for _ in range(2)]
         self._step(gradient_D, *self._moments)
         self.steps += 1
 
     def update(self, gradient_D: Tensor) -> Tensor:
         """u [D] of AdamW's next step with this gradient; the moments do not change."""
-        if self._moments is None:
-            return self._step(gradient_D, *(torch.zeros_like(gradient_D) for _ in range(2)))
-        return self._step(gradient_D, *(moment.clone() for moment in self._moments))
+        moments = self._moments or [torch.zeros_like(gradient_D)] * 2
+        return self._step(gradient_D, *(moment.clone() for moment in moments))
 
     def _step(self, gradient_D: Tensor, first_D: Tensor, second_D: Tensor) -> Tensor:
         """torch's step from theta = 0 with lr 1 is -u; changes the moments in place."""
         theta_D = torch.zeros_like(gradient_D)
+        norm = float(torch.linalg.vector_norm(gradient_D, dtype=torch.float64))
+        if self.optimizer.clips(norm):
+            gradient_D = gradient_D * ((self.optimizer.max_norm or 0.0) / (norm + 1e-6))
         one, two = self.optimizer.betas
         adamw(
-            [theta_D], [self.optimizer.clipped(gradient_D)], [first_D], [second_D], [],
+            [theta_D], [gradient_D], [first_D], [second_D], [],
             [torch.tensor(float(self.steps))], amsgrad=False, beta1=one, beta2=two, lr=1.0,
             weight_decay=0.0, eps=self.optimizer.eps, maximize=False,
         )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -73,13 +73,11 @@ class BatchLoss:
         surrogate: Surrogate | None,
         *,
         pass_tokens: int = PASS_TOKENS,
-        on_pass: Callable[[], object] = lambda: None,
         centre: Sequence[Centre] | None = None,
     ) -> None:
         self._model = model
         self._batch = batch
         self._surrogate = surrogate
-        self._on_pass = on_pass
         self._passes = list(passes(batch.rows, pass_tokens))
         self._held: list[_Held] | None = None
         if surrogate is not None:
@@ -89,7 +87,6 @@ class BatchLoss:
     def __call__(self) -> Iterator[Tensor]:
         for number, passed in enumerate(self.forward()):
             yield self.piece(number, passed)
-            self._on_pass()
 
     def forward(self) -> Iterator[Responses]:
         """Iterate over the passes of L, for ``piece``."""
@@ -142,11 +139,16 @@ class BatchLoss:
             .expand_as(at.mask_BT)
             for indices, at in zip(self._passes, centre, strict=True)
         ]
+        held = []
         weights = self._weights(surrogate, columns, centre)
-        return [
-            _hold_weights(at.log_probs_BT, *both, inside=surrogate.weights.placement == "inside")
-            for at, *both in zip(centre, columns, weights, strict=True)
-        ]
+        for at, advantages_BT, weights_BT in zip(centre, columns, weights, strict=True):
+            if surrogate.weights.placement == "inside":
+                # A weight of 0 would be an infinite shift; exp(-20), the ratio's limit, is near.
+                shift_BT = weights_BT.log().clamp(min=math.log(1e-9))
+                held.append(_Held(at.log_probs_BT - shift_BT, advantages_BT, None))
+            else:
+                held.append(_Held(at.log_probs_BT, advantages_BT, weights_BT))
+        return held
 
     def _weights(
         self, surrogate: Surrogate, advantages: Sequence[Tensor], centre: Sequence[Centre]
@@ -189,13 +191,3 @@ class _Held:
     old_log_probs_BT: Tensor
     advantages_BT: Tensor
     coefficient_BT: Tensor | None
-
-
-def _hold_weights(
-    log_probs_BT: Tensor, advantages_BT: Tensor, weights_BT: Tensor, *, inside: bool
-) -> _Held:
-    if inside:
-        # A weight of 0 would be an infinite shift; exp(-20), the ratio's limit, is near enough.
-        shift_BT = weights_BT.log().clamp(min=math.log(1e-9))
-        return _Held(log_probs_BT - shift_BT, advantages_BT, None)
-    return _Held(log_probs_BT, advantages_BT, weights_BT)

@@ -70,7 +70,9 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     try:
         return AutoTokenizer.from_pretrained(_location(name), trust_remote_code=False)
     except (OSError, ValueError) as error:
-        raise MeasureError(f"--model {name}: its tokenizer does not load: {_why(error)}") from None
+        raise MeasureError(
+            f"--model {name}: its tokenizer does not load: {single_line(error)}"
+        ) from None
 
 
 def load_model(
@@ -90,7 +92,7 @@ def load_model(
             _location(name), dtype=dtype, attn_implementation=attention, trust_remote_code=False
         )
     except (OSError, ValueError) as error:
-        raise MeasureError(f"--model {name}: does not load: {_why(error)}") from None
+        raise MeasureError(f"--model {name}: does not load: {single_line(error)}") from None
     model.to(device).eval()
     # Buffers (rotary frequencies) keep their dtype; parameters that a checkpoint pins do not.
     for param in model.parameters():
@@ -115,11 +117,6 @@ def _location(name: str) -> str:
         except model_folder.ModelError as error:
             raise MeasureError(f"--model {name}: {error}") from None
     return location
-
-
-def _why(error: Exception) -> str:
-    text = single_line(error)
-    return text if len(text) <= 200 else text[:197] + "..."
 
 
 def vocabulary(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -76,27 +76,18 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """The command line, with its long help."""
     parser = options.new_parser("sg_rlhf.measure.minibatch_gradients", __doc__, EXAMPLES)
     parser.add_argument(
-        "--algorithm",
-        nargs="+",
-        required=True,
-        metavar="FILE",
+        "--algorithm", nargs="+", required=True, metavar="FILE",
         help="recipes of algorithms (configs/algorithms); the first one is the baseline",
-    )
+    )  # fmt: skip
     parser.add_argument(
-        "--batches",
-        type=positive_int,
-        default=20,
-        metavar="N",
+        "--batches", type=positive_int, default=20, metavar="N",
         help="minibatches of --prompts x --group responses, of the next prompts each [20]",
-    )
+    )  # fmt: skip
     parser.add_argument(
-        "--warm-up",
-        type=non_negative_int,
-        default=20,
-        metavar="N",
+        "--warm-up", type=non_negative_int, default=20, metavar="N",
         help="minibatches of newly sampled responses for AdamW's moments; 0: no updates. With "
         "updates each algorithm takes three times the memory of the model, else one time [20]",
-    )
+    )  # fmt: skip
     options.add_dtype(parser, "float32", "dtype of parameters and arithmetic")
     return options.parse(parser, argv)
 
