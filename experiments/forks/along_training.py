@@ -64,11 +64,11 @@ def models(corpus: str, scratch: Path) -> Iterator[tuple[str, int, Path]]:
 def measured(
     main: Callable[[Sequence[str]], int], scratch: Path, *arguments: str
 ) -> dict[str, Any]:
-    """The JSON of a measurement; its table goes to the terminal."""
+    """The JSON of a measured model; its table goes to the terminal."""
     out = scratch / "measured.json"
     if main([*arguments, *BATCH, "--json", str(out)]):
         raise SystemExit(1)
-    return dict(json.loads(out.read_text()))
+    return dict(json.loads(out.read_text())["models"][0])
 
 
 def row(arm: str, rollout: int, model: Path, corpus: str, scratch: Path) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def row(arm: str, rollout: int, model: Path, corpus: str, scratch: Path) -> dict
     rise = measured(
         sharpness.main, scratch, *name, "--rho", str(RHO), "--sampler", str(start),
         "--batch", str(kept),
-    )["models"][0]  # fmt: skip
+    )  # fmt: skip
     grpo, outside = spread["algorithms"]
     return {
         "corpus": corpus, "arm": arm, "rollout": rollout, **tokens["sum"],

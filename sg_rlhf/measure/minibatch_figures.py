@@ -86,7 +86,12 @@ def _figures(vectors: Sequence[Vector], baseline: Sequence[Vector]) -> dict[str,
     return figures
 
 
-def table(report: dict[str, Any]) -> str:
+def tables(found: dict[str, Any]) -> str:
+    """The printed tables of every checkpoint."""
+    return "\n\n".join(map(_table, found["models"]))
+
+
+def _table(report: dict[str, Any]) -> str:
     """The printed table."""
     rows = report["algorithms"]
     without = report["without_gradient"]

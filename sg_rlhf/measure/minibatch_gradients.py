@@ -50,7 +50,7 @@ from sg_rlhf.measure.checkpoint import (
     load_tokenizer,
 )
 from sg_rlhf.measure.fixed_batch import FixedBatch
-from sg_rlhf.measure.minibatch_figures import Measured, Vector, summarise, table
+from sg_rlhf.measure.minibatch_figures import Measured, Vector, summarise, tables
 from sg_rlhf.measure.rollouts import RewardFunc, Sampling, sample_batch
 from sg_rlhf.measure.sharpness import surrogate_of
 
@@ -272,8 +272,7 @@ def measure(
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Measure, and return the content of ``--json``."""
-    reports = options.each_model(args.model, lambda name: report_of(args, name))
-    return options.one_or_several(reports)
+    return {"models": options.each_model(args.model, lambda name: report_of(args, name))}
 
 
 def report_of(args: argparse.Namespace, name: str) -> dict[str, Any]:
@@ -304,7 +303,6 @@ def report_of(args: argparse.Namespace, name: str) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Returns 0, or 2 after one line on stderr."""
-    tables = options.each_table(table)
     return options.command(
         "sg_rlhf.measure.minibatch_gradients", parse_arguments, run, tables, argv
     )

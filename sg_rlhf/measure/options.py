@@ -141,16 +141,6 @@ def each_model(names: Sequence[str], measure: Callable[[str], Measured]) -> list
     return found
 
 
-def one_or_several(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The report of one checkpoint; of several, their reports as ``models``."""
-    return reports[0] if len(reports) == 1 else {"models": reports}
-
-
-def each_table(table: Callable[[dict[str, Any]], str]) -> Callable[[dict[str, Any]], str]:
-    """The table of every report of ``one_or_several``."""
-    return lambda report: "\n\n".join(map(table, report.get("models", [report])))
-
-
 def columns(rows: Sequence[Sequence[Any]]) -> list[str]:
     """Lines of aligned columns, the first at the left. Numbers are rounded; None is a dash."""
     cells = [[_cell(value) for value in row] for row in rows]
@@ -199,20 +189,6 @@ def recipe_weights(config: Config, overrides: Sequence[str]) -> Weighting | None
             "this command measures the clipped surrogate"
         )
     return weighting_of(config) if kind in POLICY_LOSS_TYPES else None
-
-
-def checked_curve(cfg: Weighting) -> Weighting:
-    """The weighting, if it is a function of the token's p.
-
-    Raises:
-        MeasureError: it is not a function of p alone.
-    """
-    if cfg.reads:
-        raise MeasureError(
-            f"sg.weighting.type={cfg.name}: expected a weight that is a function of p alone, such "
-            "as grpo_sg, reverse or uniform"
-        )
-    return cfg
 
 
 def make_batch(

@@ -166,7 +166,12 @@ ones. It does not say that the bound is tight (its factor varies as above), or t
 smaller gradient generalises better."""
 
 
-def table(report: dict[str, Any]) -> str:
+def tables(found: dict[str, Any]) -> str:
+    """The printed tables of every checkpoint."""
+    return "\n\n".join(map(_table, found["models"]))
+
+
+def _table(report: dict[str, Any]) -> str:
     """The printed tables."""
     summary = report["summary"]
     strata: list[list[Any]] = [

@@ -54,7 +54,7 @@ from sg_rlhf.measure.checkpoint import (
 )
 from sg_rlhf.measure.fixed_batch import FixedBatch
 from sg_rlhf.measure.minibatch_gradients import gradients
-from sg_rlhf.measure.token_figures import EDGES, Point, summarise, table, together
+from sg_rlhf.measure.token_figures import EDGES, Point, summarise, tables, together
 
 EXAMPLES = """\
 examples:
@@ -210,14 +210,18 @@ def batch_gradient_norm(
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Measure, and return the content of ``--json``."""
     config = load_config(args.config, args.overrides)
-    # Without a recipe: the published weighting, since this command compares token weights.
-    weights = options.checked_curve(
-        (options.recipe_weights(config, args.overrides) if config.sources else weighting_of(config))
-        or UNIFORM
-    )
+    if config.sources:
+        weights = options.recipe_weights(config, args.overrides) or UNIFORM
+    else:
+        weights = weighting_of(config)  # the published one: this command compares token weights
+    if weights.reads:
+        raise MeasureError(
+            f"sg.weighting.type={weights.name}: expected a weight that is a function of p alone, "
+            "such as grpo_sg, reverse or uniform"
+        )
     batch = options.make_batch(args, config, args.model, graded=False)
-    reports = options.each_model(args.model, lambda name: report_of(args, name, batch, weights))
-    return options.one_or_several(reports)
+    report = lambda name: report_of(args, name, batch, weights)  # noqa: E731
+    return {"models": options.each_model(args.model, report)}
 
 
 def report_of(
@@ -250,7 +254,6 @@ def report_of(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Returns 0, or 2 after one line on stderr."""
-    tables = options.each_table(table)
     return options.command("sg_rlhf.measure.token_gradients", parse_arguments, run, tables, argv)
 
 

@@ -203,7 +203,8 @@ def test_the_command_and_its_files(puzzles, tmp_path, capsys):
     ]  # fmt: skip
     assert minibatch_gradients.main(arguments) == 0
     text = capsys.readouterr().out
-    report = json.loads(out.read_text())
+    found = json.loads(out.read_text())
+    (report,) = found["models"]
     quotient, product, random, ar, stapo = report["algorithms"][1:]
     # The printed form with its published constants is GRPO.
     assert quotient["size_range"] == pytest.approx([1, 1])
@@ -214,14 +215,14 @@ def test_the_command_and_its_files(puzzles, tmp_path, capsys):
     assert report["optimizer"] == {
         "warm_up": 2, "betas": [0.9, 0.999], "eps": 1e-8, "max_norm": 1.0
     }  # fmt: skip
-    assert report["command"].startswith("python -m sg_rlhf.measure.minibatch_gradients --model")
-    assert report["machine"]["cores"] >= 1
+    assert found["command"].startswith("python -m sg_rlhf.measure.minibatch_gradients --model")
+    assert found["machine"]["cores"] >= 1
     assert "AdamW's step over the learning rate after 2 other" in text
     assert len(report["update_norms"]["grpo_sg"]) == 2
     # The gradients do not depend on the warm-up.
     alone = [*arguments[: arguments.index("--json")], "--warm-up", "0", "--json", str(out)]
     assert minibatch_gradients.main(alone) == 0
-    without = json.loads(out.read_text())
+    (without,) = json.loads(out.read_text())["models"]
     assert without["norms"] == report["norms"] and without["optimizer"] is None
     assert "update" not in without["algorithms"][0] and "update:" not in capsys.readouterr().out
     assert "2 minibatches of 3 prompts x 6" in text and "grpo_sg_quotient" in text

@@ -30,7 +30,7 @@ def measured(tmp_path_factory):
     out = folder / "o.json"
     arguments = ["--model", MODEL, "--data", data, "--json", out, "sg.weighting.lower=0.5"]
     assert token_gradients.main([str(argument) for argument in arguments]) == 0
-    report = json.loads(out.read_text())
+    (report,) = json.loads(out.read_text())["models"]
     return report["points"], report
 
 
@@ -114,7 +114,7 @@ def test_the_sum_over_the_batch_is_autograds(tmp_path):
     rows = [{"prompt": PROMPT, "response": text, "advantage": a} for text, a in graded]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert token_gradients.main(["--model", MODEL, "--data", str(data), "--json", str(out)]) == 0
-    report = json.loads(out.read_text())
+    (report,) = json.loads(out.read_text())["models"]
 
     tokenizer = AutoTokenizer.from_pretrained(shipped("kk"))
     model = AutoModelForCausalLM.from_pretrained(shipped("kk"), dtype=torch.float64).eval()
