@@ -174,7 +174,6 @@ def from_responses(
     *,
     temperature: float,
     global_step: int | None = None,
-    limit: int | None = None,
 ) -> FixedBatch:
     """Rows of a run's ``samples.jsonl``, or any with ``prompt``, ``response`` and ``advantage``.
 
@@ -191,11 +190,11 @@ def from_responses(
     for number, row in enumerate(rows, start=1):
         if global_step is not None and row.get("global_step") != global_step:
             continue
-        if limit is not None and len(kept) == limit:
-            break
         where = f"--data {path}: row {number}"
-        prompt = _ids(tokenizer, row, "prompt", where)
-        response = _ids(tokenizer, row, "response", where)
+        prompt, response = (
+            tuple(tokenizer(text_of(where, row, key), add_special_tokens=False)["input_ids"])
+            for key in ("prompt", "response")
+        )
         pieces = row.get("tokens")
         if row.get("dialogue") or (
             pieces is not None and [tokenizer.decode([t]) for t in response] != pieces
@@ -212,14 +211,19 @@ def from_responses(
     return FixedBatch(tuple(kept), temperature, vocabulary(tokenizer), f"{path}{step}", left_out)
 
 
-def _ids(
-    tokenizer: PreTrainedTokenizerBase, row: Mapping[str, Any], key: str, where: str
-) -> tuple[int, ...]:
-    text = row.get(key)
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"] if isinstance(text, str) else []
-    if not ids:
-        raise DataError(f"{where}: {key}={truncate(text)}: expected a text")
-    return tuple(ids)
+def text_of(where: str, row: Mapping[str, Any], key: str) -> str:
+    """The text ``row[key]``.
+
+    Raises:
+        DataError: it is missing, empty or no text; ``where`` names the row.
+    """
+    value = row.get(key)
+    if not isinstance(value, str) or not value:
+        raise DataError(
+            f"{where}: {key}={truncate(value)}: expected a text (rows have prompt and response, or "
+            "input and answer as sg_rlhf.data writes them)"
+        )
+    return value
 
 
 def _number(row: Mapping[str, Any], key: str, where: str) -> float | None:

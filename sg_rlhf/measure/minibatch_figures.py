@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,14 +22,8 @@ class Vector(NamedTuple):
     cosine: float
 
 
-@dataclass(frozen=True)
-class Measured:
-    """One algorithm on every minibatch; without updates there was no warm-up."""
-
-    name: str
-    surrogate: str
-    gradients: list[Vector]
-    updates: list[Vector] = field(default_factory=list)
+#: Algorithm -> its gradients over the minibatches, then its updates if there was a warm-up.
+Measured = Mapping[str, Sequence[Sequence[Vector]]]
 
 
 def spread(norms: np.ndarray, axis: int = -1) -> Any:
@@ -42,22 +35,19 @@ def _relative_spread(norms: np.ndarray, baseline: np.ndarray, axis: int = -1) ->
     return spread(norms, axis) / spread(baseline, axis)
 
 
-def summarise(found: Sequence[Measured], optimizer: AdamW | None = None) -> list[dict[str, Any]]:
+def summarise(found: Measured, optimizer: AdamW | None = None) -> list[dict[str, Any]]:
     """A row per algorithm, of its gradient; ``update`` has the same figures of its update.
 
     Intervals are 95 % percentile bootstraps over minibatches, paired. clipped: the share of the
     minibatches whose gradient the norm clip shortens.
     """
     rows = []
-    for entry in found:
-        row: dict[str, Any] = {
-            "algorithm": entry.name,
-            "loss": entry.surrogate,
-            **_figures(entry.gradients, found[0].gradients),
-        }
+    baseline = next(iter(found.values()))
+    for name, (gradients, *updates) in found.items():
+        row = {"algorithm": name, **_figures(gradients, baseline[0])}
         if optimizer is not None:
-            row["clipped"] = float(np.mean([optimizer.clips(g.norm) for g in entry.gradients]))
-            row["update"] = _figures(entry.updates, found[0].updates)
+            row["clipped"] = float(np.mean([optimizer.clips(g.norm) for g in gradients]))
+            row["update"] = _figures(updates[0], baseline[1])
         rows.append(row)
     return rows
 

@@ -207,11 +207,6 @@ def warm_up(
     return moments
 
 
-def _columns(name: str, rows: Sequence[Mapping[str, Sequence[Vector]]]) -> Iterator[list[Vector]]:
-    """An algorithm's gradients over the minibatches, then its updates, if there are any."""
-    return map(list, zip(*(row[name] for row in rows), strict=True))
-
-
 def measure(
     args: argparse.Namespace,
     name: str,
@@ -219,7 +214,7 @@ def measure(
     losses: dict[str, Surrogate],
     reward: RewardFunc | None,
     optimizer: AdamW | None,
-) -> tuple[list[Measured], int]:
+) -> tuple[Measured, int]:
     """Every algorithm on every minibatch; and how many minibatches had no gradient at all.
 
     Raises:
@@ -263,10 +258,8 @@ def measure(
             "answered right and wrong; expected at least 2, and 1 of --warm-up (more --batches, "
             "--prompts or --group)"
         )
-    found = [
-        Measured(algorithm, surrogate.describe(), *_columns(algorithm, rows))
-        for algorithm, surrogate in losses.items()
-    ]
+    # Of each algorithm, the columns of the rows.
+    found = {name: list(zip(*(row[name] for row in rows), strict=True)) for name in losses}
     return found, args.batches - len(rows)
 
 
@@ -283,21 +276,29 @@ def report_of(args: argparse.Namespace, name: str) -> dict[str, Any]:
     optimizer = optimizer_of(config) if args.warm_up else None
     reward = options.reward_function(args, config, settings, graded=True)
     found, without_gradient = measure(args, name, settings, losses, reward, optimizer)
+    kinds = ("", "update_") if optimizer else ("",)
     return {
         "model": name,
         "data": str(args.data),
-        "minibatches": len(found[0].gradients),
+        "minibatches": len(found[next(iter(losses))][0]),
         "without_gradient": without_gradient,
         "prompts": settings.prompts,
         "group": settings.group,
         "temperature": settings.temperature,
         "seed": settings.seed,
         "optimizer": None if optimizer is None else {"warm_up": args.warm_up, **asdict(optimizer)},
-        "algorithms": summarise(found, optimizer),
-        "norms": {entry.name: [v.norm for v in entry.gradients] for entry in found},
-        "cosines": {entry.name: [v.cosine for v in entry.gradients] for entry in found},
-        "update_norms": {entry.name: [v.norm for v in entry.updates] for entry in found},
-        "update_cosines": {entry.name: [v.cosine for v in entry.updates] for entry in found},
+        "algorithms": [
+            {**row, "loss": losses[row["algorithm"]].describe()}
+            for row in summarise(found, optimizer)
+        ],
+        **{
+            f"{kind}{figure}s": {
+                algorithm: [getattr(vector, figure) for vector in vectors[place]]
+                for algorithm, vectors in found.items()
+            }
+            for place, kind in enumerate(kinds)
+            for figure in ("norm", "cosine")
+        },
     }
 
 

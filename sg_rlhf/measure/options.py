@@ -101,7 +101,6 @@ def add_fixed_batch(parser: argparse.ArgumentParser) -> None:
         "--global-step", type=non_negative_int, metavar="N",
         help="only this step's rows of a samples.jsonl",
     )  # fmt: skip
-    add("--limit", type=positive_int, metavar="N", help="only the first N given responses")
 
 
 def add_dtype(parser: argparse.ArgumentParser, default: str, why: str) -> None:
@@ -213,7 +212,6 @@ def make_batch(
             tokenizer,
             temperature=settings.temperature,
             global_step=args.global_step,
-            limit=args.limit,
         )
     else:
         batch = _sample(args, config, data, sampler, tokenizer, settings, graded)
@@ -320,7 +318,7 @@ def command(
         print(table(report))
         return 0
     except torch.OutOfMemoryError:
-        why = "out of GPU memory; expected a smaller --pass-tokens, or --limit or --prompts"
+        why = "out of GPU memory; expected a smaller --pass-tokens or --prompts"
     except (ValueError, OSError) as error:
         why = single_line(error)
     print(f"{prog}: {why}", file=sys.stderr)

@@ -16,7 +16,7 @@ from sg_rlhf.common.text import single_line, truncate
 from sg_rlhf.config import local_path
 from sg_rlhf.data_io.records import DataError
 from sg_rlhf.measure.checkpoint import MeasureError, TokenRow, pad_id, vocabulary
-from sg_rlhf.measure.fixed_batch import BatchRow, FixedBatch
+from sg_rlhf.measure.fixed_batch import BatchRow, FixedBatch, text_of
 from sg_rlhf.tasks import chat, registry
 from sg_rlhf.tasks.reward import reward_named
 from sg_rlhf.tasks.reward_values import reward_fields
@@ -149,9 +149,9 @@ def answers(
         DataError: a row without them, or one that the reward does not take.
         MeasureError: a prompt that leaves no space for the response.
     """
-    rows = list(enumerate(data, start=1))
-    prompts = [_text_of(path, number, row, "input") for number, row in rows]
-    labels = [_text_of(path, number, row, "answer") for number, row in rows if reward]
+    rows = [(f"--data {path}: row {number}", row) for number, row in enumerate(data, start=1)]
+    prompts = [text_of(where, row, "input") for where, row in rows]
+    labels = [text_of(where, row, "answer") for where, row in rows if reward]
     encoded = [tuple(ids) for ids in chat.encode(prompts, tokenizer)]
     _check_room(path, model, encoded, settings.max_new_tokens)
     ends = _end_ids(model, tokenizer, prompts)
@@ -200,21 +200,6 @@ def sample_batch(
         f"{name}, seed {settings.seed}"
     )
     return FixedBatch(rows, settings.temperature, vocabulary(tokenizer), source)
-
-
-def _text_of(path: Path, number: int, row: Mapping[str, Any], key: str) -> str:
-    """The text ``row[key]``; the row's number counts from 1.
-
-    Raises:
-        DataError: it is missing, empty or no text.
-    """
-    value = row.get(key)
-    if not isinstance(value, str) or not value:
-        raise DataError(
-            f"--data {path}: row {number}: {key}={truncate(value)}: expected a text (rows have "
-            "prompt and response, or input and answer as sg_rlhf.data writes them)"
-        )
-    return value
 
 
 def _check_room(

@@ -6,6 +6,7 @@ import json
 import math
 import statistics
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -116,27 +117,23 @@ def test_two_checkpoints_and_two_sets_are_one_table(
     ],
 )
 def test_bad_input_gets_one_line(
-    data: Path, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+    data: Path, arguments: list[str], words: str, refused: Callable[..., str]
 ) -> None:
-    argv = ["--data", str(data), *arguments]
-    try:
-        status = accuracy.main(argv)
-    except SystemExit as stop:
-        status = int(stop.code or 0)
-    errors = capsys.readouterr().err
-    assert status == 2 and words in errors and errors.strip().count("\n") == 0
+    assert words in refused(accuracy.main, "--data", data, *arguments)
 
 
-def test_a_reward_without_correct_is_refused(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    reward = tmp_path / "reward.py"
-    argv = ["--model", MODEL, "--data", str(data), "--prompts", "1", "--samples", "1"]
-    for returned, said in (
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
         ("{'rewards': 1.0}", "reports no `correct` in extra_logs"),
         ("[1.0]", "reports no `correct` in extra_logs"),
         ("'good'", "it returned 'good' (str), expected a number"),
-    ):
-        reward.write_text(f"def reward_func(queries, prompts, labels):\n    return {returned}\n")
-        assert accuracy.main([*argv, "--reward", str(reward)]) == 2
-        assert said in capsys.readouterr().err
+    ],
+)
+def test_a_reward_without_correct_is_refused(
+    data: Path, tmp_path: Path, returned: str, words: str, refused: Callable[..., str]
+) -> None:
+    reward = tmp_path / "reward.py"
+    reward.write_text(f"def reward_func(queries, prompts, labels):\n    return {returned}\n")
+    arguments = ["--data", data, "--prompts", "1", "--samples", "1", "--reward", reward]
+    assert words in refused(accuracy.main, "--model", MODEL, *arguments)

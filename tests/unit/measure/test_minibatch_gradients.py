@@ -16,7 +16,7 @@ from sg_rlhf.measure.adamw import AdamW
 from sg_rlhf.measure.batch_loss import UNIFORM, Surrogate
 from sg_rlhf.measure.checkpoint import MeasureError, load_model, responses
 from sg_rlhf.measure.fixed_batch import BatchRow, FixedBatch
-from sg_rlhf.measure.minibatch_figures import Measured, Vector, summarise
+from sg_rlhf.measure.minibatch_figures import Vector, summarise
 from sg_rlhf.measure.minibatch_gradients import compare, gradients, optimizer_of, warm_up
 
 ALGORITHMS = Path(__file__).parents[3] / "configs" / "algorithms"
@@ -165,18 +165,15 @@ def test_spread_does_not_see_a_scale_and_its_interval_holds_what_is_true():
     base = np.exp(0.3 * generator.standard_normal(60))
     calmer = base.mean() + 0.5 * (base - base.mean())
 
-    def measured(name, norms, cosine, steps):
-        gradients = [Vector(norm, cosine) for norm in norms]
-        return Measured(name, "", gradients, [Vector(step, cosine) for step in steps])
+    def measured(norms, cosine, steps):
+        return [[Vector(norm, cosine) for norm in part] for part in (norms, steps)]
 
-    rows = summarise(
-        [
-            measured("grpo", base, 1.0, calmer),
-            measured("scaled", 1.4 * base, 1.0, calmer),
-            measured("calmer", calmer, 0.9, 2 * base),
-        ],
-        AdamW(max_norm=float(base.max())),
-    )
+    found = {
+        "grpo": measured(base, 1.0, calmer),
+        "scaled": measured(1.4 * base, 1.0, calmer),
+        "calmer": measured(calmer, 0.9, 2 * base),
+    }
+    rows = summarise(found, AdamW(max_norm=float(base.max())))
     assert [row["clipped"] for row in rows] == [0, float((1.4 * base > base.max()).mean()), 0]
     assert rows[1]["update"]["size_range"] == [1, 1] and "clipped" not in rows[1]["update"]
     assert rows[2]["update"]["spread_over_baseline"] == pytest.approx(2)
@@ -243,19 +240,12 @@ def test_the_command_and_its_files(puzzles, tmp_path, capsys):
         ({"--data": ["none.jsonl"]}, "--data none.jsonl: no such file"),
     ],
 )
-def test_bad_requests_are_one_line(puzzles, capsys, changes, message):
+def test_bad_requests_are_one_line(puzzles, refused, changes, message):
     given = {
         "--model": [MODEL], "--data": [puzzles], "--reward": [REWARD], "--batches": ["1"],
         "--prompts": ["8"], "--algorithm": [ALGORITHMS / "grpo.yaml"], **changes,
     }  # fmt: skip
     if "--reward" in changes:
         given["--prompts"] = ["2"]
-    arguments = [str(part) for name, values in given.items() for part in (name, *values)]
-    try:
-        status = minibatch_gradients.main(arguments)
-    except SystemExit as stop:  # argparse
-        status = stop.code
-    captured = capsys.readouterr()
-    assert status == 2
-    assert captured.out == ""
-    assert message in captured.err and captured.err.count("\n") == 1
+    arguments = [part for name, values in given.items() for part in (name, *values)]
+    assert message in refused(minibatch_gradients.main, *arguments)

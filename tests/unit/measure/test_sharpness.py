@@ -14,20 +14,6 @@ REWARD = "domain:kk"
 SMALL = ["--prompts", "3", "--group", "4", "--steps", "2", "--max-new-tokens", "48"]
 
 
-def refused(capsys, *args):
-    """The one line on stderr of a refused request."""
-    try:
-        status = sharpness.main([str(arg) for arg in args])
-    except SystemExit as stop:  # argparse
-        status = stop.code
-    captured = capsys.readouterr()
-    assert status == 2
-    assert captured.out == ""
-    assert captured.err.count("\n") == 1
-    assert captured.err.startswith("sg_rlhf.measure.sharpness: ")
-    return captured.err
-
-
 def test_sampled_batch_all_files_and_the_same_numbers_again(puzzles, tmp_path, capsys):
     batch, out = tmp_path / "new/b.json", tmp_path / "o.json"
     common = ["--model", MODEL, "--rho", "0.001", "0.1", "--batch", str(batch), *SMALL]
@@ -100,9 +86,9 @@ def test_several_checkpoints_on_one_batch(rollouts, tmp_path):
     assert first == second
 
 
-def test_models_of_two_families_are_refused(rollouts, capsys):
+def test_models_of_two_families_are_refused(rollouts, refused):
     other = "module:sg_rlhf.tiny.math_tiny"
-    message = refused(capsys, "--data", rollouts, "--rho", "1", "--model", MODEL, other)
+    message = refused(sharpness.main, "--data", rollouts, "--rho", "1", "--model", MODEL, other)
     assert f"--model {other}: its tokenizer differs" in message
 
 
@@ -127,25 +113,27 @@ def test_models_of_two_families_are_refused(rollouts, capsys):
         (["--rho", "1", "--model", "module:sg_rlhf.none"], "no such module is installed"),
     ],
 )
-def test_bad_options_are_one_line(rollouts, tmp_path, capsys, arguments, message):
+def test_bad_options_are_one_line(rollouts, tmp_path, refused, arguments, message):
     batch = tmp_path / "batch.json"
     first = ["--model", MODEL, "--data", rollouts, "--batch", batch]
-    assert message in refused(capsys, *first, *arguments)
+    assert message in refused(sharpness.main, *first, *arguments)
 
 
-def test_bad_data_is_one_line_and_nothing_is_written(puzzles, tmp_path, capsys):
+def test_bad_data_is_one_line_and_nothing_is_written(puzzles, tmp_path, refused):
     out = tmp_path / "o.json"
     arguments = ["--model", MODEL, "--rho", "1", "--json", out, "--batch", tmp_path / "b.json"]
-    assert "--data FILE: not set" in refused(capsys, *arguments)
+    assert "--data FILE: not set" in refused(sharpness.main, *arguments)
     missing = tmp_path / "none.jsonl"
-    assert "none.jsonl: no such file" in refused(capsys, *arguments, "--data", missing)
-    assert "expected --reward" in refused(capsys, *arguments, "--data", puzzles)
+    assert "none.jsonl: no such file" in refused(sharpness.main, *arguments, "--data", missing)
+    assert "expected --reward" in refused(sharpness.main, *arguments, "--data", puzzles)
     reward = ["--data", puzzles, "--reward"]
-    assert "no such Python file" in refused(capsys, *arguments, *reward, "none.py")
-    one = ["--group", "1"]
-    assert "--group 1: expected 2 or more" in refused(capsys, *arguments, *reward, REWARD, *one)
+    assert "no such Python file" in refused(sharpness.main, *arguments, *reward, "none.py")
+    one = [*reward, REWARD, "--group", "1"]
+    assert "--group 1: expected 2 or more" in refused(
+        sharpness.main, *arguments, *reward, REWARD, *one
+    )
     long = ["--max-new-tokens", "1020"]
-    assert "context of 1024" in refused(capsys, *arguments, *reward, REWARD, *long)
+    assert "context of 1024" in refused(sharpness.main, *arguments, *reward, REWARD, *long)
     bad = tmp_path / "bad.jsonl"
     for text, message in (
         ("", "no rows"),
@@ -157,7 +145,7 @@ def test_bad_data_is_one_line_and_nothing_is_written(puzzles, tmp_path, capsys):
     ):
         bad.write_text(text)
         options = ["--data", bad, "--reward", REWARD, "--group", "2", "--max-new-tokens", "2"]
-        assert message in refused(capsys, *arguments, *options)
+        assert message in refused(sharpness.main, *arguments, *options)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.jsonl"]
 
 

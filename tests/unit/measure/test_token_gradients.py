@@ -167,23 +167,21 @@ def test_the_summary_by_hand():
     assert reverse["spearman"]["grad_norm_vs_one_minus_p"] == pytest.approx(-1.0)
 
 
-#: AR takes no other placement.
-OUTSIDE = ("sg.weighting.placement=outside",)
-
-
-def test_bad_options_are_one_line(tmp_path, capsys):
-    missing = tmp_path / "none.jsonl"
-    arguments = ["--model", MODEL, "--data", str(missing), "--json", str(tmp_path / "o.json")]
-    assert token_gradients.main(arguments) == 2
-    captured = capsys.readouterr()
-    assert captured.err.count("\n") == 1 and "none.jsonl: no such file" in captured.err
-    for shaping in ("random", "ar"):
-        assert token_gradients.main([*arguments, f"sg.weighting.type={shaping}", *OUTSIDE]) == 2
-        message = capsys.readouterr().err
-        assert f"sg.weighting.type={shaping}: expected a weight that is a function of p" in message
-    with pytest.raises(SystemExit, match="2"):
-        token_gradients.main([*arguments, "--tokens", "0"])
-    assert "--tokens: 0: expected a whole number" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "none.jsonl: no such file"),
+        (["sg.weighting.type=random"], "sg.weighting.type=random: expected a weight that is a"),
+        (
+            ["sg.weighting.type=ar", "sg.weighting.placement=outside"],  # AR takes no other one
+            "sg.weighting.type=ar: expected a weight that is a function of p",
+        ),
+        (["--tokens", "0"], "--tokens: 0: expected a whole number"),
+    ],
+)
+def test_bad_options_are_one_line(tmp_path, refused, arguments, message):
+    first = ["--model", MODEL, "--data", tmp_path / "none.jsonl", "--json", tmp_path / "o.json"]
+    assert message in refused(token_gradients.main, *first, *arguments)
     assert list(tmp_path.iterdir()) == []
 
 
