@@ -14,7 +14,7 @@ import argparse
 import math
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from sg_rlhf.common.argument_types import (
     non_negative_int,
     positive_float,
     positive_int,
-    progress_bar,
 )
 from sg_rlhf.common.statistics import Z95, half_width
 from sg_rlhf.measure import fixed_batch, options, rollouts
@@ -95,7 +94,6 @@ def correct_counts(
     name: str,
     data: Mapping[str, Sequence[Mapping[str, Any]]],
     reward: rollouts.RewardFunc,
-    on_rows: Callable[[int], object],
 ) -> dict[str, list[int]]:
     """Count one checkpoint's correct responses to each prompt of each set.
 
@@ -121,7 +119,6 @@ def correct_counts(
                     "domain:kk does"
                 )
             counts[key][i // args.samples] += int(correct)
-            on_rows(1)
     return counts
 
 
@@ -129,11 +126,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     """Measure every checkpoint; return the content of ``--json``."""
     sets = {name: fixed_batch.read_data(path)[: args.prompts] for name, path in args.data.items()}
     reward = rollouts.load_reward(args.reward)
-    total = len(args.model) * sum(map(len, sets.values())) * args.samples
-    with progress_bar("answering", "responses", total) as bar:
-        measured = options.each_model(
-            args.model, lambda name: correct_counts(args, name, sets, reward, bar.update)
-        )
+    measured = options.each_model(args.model, lambda name: correct_counts(args, name, sets, reward))
     return {
         "samples": args.samples,
         "temperature": args.temperature,

@@ -50,13 +50,18 @@ class FixedBatch:
         """Tokens of the responses."""
         return sum(len(row.response) for row in self.rows)
 
-    def describe(self) -> str:
-        """One line for people."""
+    def describe(self) -> dict[str, Any]:
+        """The batch in a JSON result; ``about`` is one line for people."""
         left_out = f", {self.left_out} rows left out" if self.left_out else ""
-        return (
-            f"{len(self.rows)} responses, {self.tokens} tokens, temperature {self.temperature:g}: "
-            f"{self.source}{left_out}"
-        )
+        return {
+            "responses": len(self.rows),
+            "tokens": self.tokens,
+            "left_out": self.left_out,
+            "temperature": self.temperature,
+            "source": self.source,
+            "about": f"{len(self.rows)} responses, {self.tokens} tokens, temperature "
+            f"{self.temperature:g}: {self.source}{left_out}",
+        }
 
     def advantages(self) -> list[float]:
         """One for each row.

@@ -22,7 +22,6 @@ from sg_rlhf.common.argument_types import (
     non_negative_int,
     positive_float,
     positive_int,
-    progress_bar,
 )
 from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.common.resources import machine
@@ -190,54 +189,31 @@ def recipe_weights(config: Config, overrides: Sequence[str]) -> Weighting | None
     return weighting_of(config) if kind in POLICY_LOSS_TYPES else None
 
 
-def make_batch(
-    args: argparse.Namespace, config: Config, models: Sequence[str], *, graded: bool
-) -> FixedBatch:
+def make_batch(args: argparse.Namespace, config: Config, *, graded: bool) -> FixedBatch:
     """The batch of the command line: read, re-encoded or sampled; written if ``--batch`` is new.
 
-    Args:
-        models: all that will be measured; the first one samples unless ``--sampler`` does.
-        graded: whether advantages are needed.
+    graded: whether advantages are needed.
     """
     if args.batch is not None and args.batch.exists():
         return fixed_batch.load(args.batch)
     data = fixed_batch.read_data(args.data)
-    sampler = args.sampler or models[0]
+    sampler = args.sampler or args.model[0]
     tokenizer = load_tokenizer(sampler)
     settings = sampling(args, config)
     if fixed_batch.has_responses(data):
         batch = fixed_batch.from_responses(
-            args.data,
-            data,
-            tokenizer,
-            temperature=settings.temperature,
+            args.data, data, tokenizer, temperature=settings.temperature,
             global_step=args.global_step,
-        )
+        )  # fmt: skip
     else:
-        batch = _sample(args, config, data, sampler, tokenizer, settings, graded)
+        reward = reward_function(args, config, settings, graded=graded)
+        model = load_model(sampler, torch.float32, choose_device(args.device))
+        batch = rollouts.sample_batch(args.data, data, sampler, model, tokenizer, settings, reward)
     if graded:
         batch.advantages()
     if args.batch is not None:
         fixed_batch.save(batch, args.batch, tokenizer)
     return batch
-
-
-def _sample(
-    args: argparse.Namespace,
-    config: Config,
-    data: Sequence[dict[str, Any]],
-    sampler: str,
-    tokenizer: Any,
-    settings: rollouts.Sampling,
-    graded: bool,
-) -> FixedBatch:
-    function = reward_function(args, config, settings, graded=graded)
-    model = load_model(sampler, torch.float32, choose_device(args.device))
-    total = min(settings.prompts, len(data)) * settings.group
-    with progress_bar("sampling", "responses", total) as bar:
-        return rollouts.sample_batch(
-            args.data, data, sampler, model, tokenizer, settings, function, bar.update
-        )
 
 
 def sampling(args: argparse.Namespace, config: Config) -> rollouts.Sampling:
@@ -280,26 +256,6 @@ def _setting(option: Any, config: Config, key: str, default: Any) -> Any:
     return default if found is None else found
 
 
-def batch_facts(batch: FixedBatch) -> dict[str, Any]:
-    """The batch in a JSON result."""
-    return {
-        "responses": len(batch.rows),
-        "tokens": batch.tokens,
-        "left_out": batch.left_out,
-        "temperature": batch.temperature,
-        "source": batch.source,
-    }
-
-
-def origin() -> dict[str, Any]:
-    """Where the numbers come from, for a JSON result: date, machine, versions."""
-    return {
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": {**machine(), "threads": torch.get_num_threads()},
-        "versions": {name: version(name) for name in ("torch", "transformers")},
-    }
-
-
 def command(
     prog: str,
     parse_arguments: Callable[[Sequence[str]], argparse.Namespace],
@@ -311,8 +267,13 @@ def command(
     given = sys.argv[1:] if argv is None else argv
     args = parse_arguments(given)
     try:
-        command_line = shlex.join(["python", "-m", prog, *given])
-        report = {**run(args), "command": command_line, **origin()}
+        report = {
+            **run(args),
+            "command": shlex.join(["python", "-m", prog, *given]),
+            "date": time.strftime("%Y-%m-%d"),
+            "machine": {**machine(), "threads": torch.get_num_threads()},
+            "versions": {name: version(name) for name in ("torch", "transformers")},
+        }
         if args.json is not None:
             write_whole(args.json, strict_json.dumps(report, indent=1) + "\n")
         print(table(report))

@@ -12,6 +12,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from sg_rlhf.algo.advantages import group_advantages
+from sg_rlhf.common.argument_types import progress_bar
 from sg_rlhf.common.text import single_line, truncate
 from sg_rlhf.config import local_path
 from sg_rlhf.data_io.records import DataError
@@ -156,18 +157,21 @@ def answers(
     _check_room(path, model, encoded, settings.max_new_tokens)
     ends = _end_ids(model, tokenizer, prompts)
     repeated = [k for k in range(len(prompts)) for _ in range(settings.group)]
+    bar = progress_bar("answering", "responses", len(repeated))
     for start in range(0, len(repeated), settings.at_a_time):
         part = repeated[start : start + settings.at_a_time]
         responses = sample_responses(
             model, [encoded[k] for k in part], max_new_tokens=settings.max_new_tokens,
             temperature=settings.temperature, seed=settings.seed + start, ends=ends,
         )  # fmt: skip
+        bar.update(len(part))
         for k, response in zip(part, responses, strict=True):
             found: Mapping[str, Any] = {}
             if reward is not None:
                 text = tokenizer.decode(response)
                 found = _graded(path, k + 1, reward, prompts[k], labels[k], text)
             yield Answer(encoded[k], tuple(response), found)
+    bar.close()
 
 
 def sample_batch(
@@ -178,13 +182,9 @@ def sample_batch(
     tokenizer: PreTrainedTokenizerBase,
     settings: Sampling,
     reward: RewardFunc | None,
-    on_rows: Callable[[int], object] = lambda n: None,
 ) -> FixedBatch:
     """The ``answers`` to the first prompts, with group advantages if there is a reward."""
-    drawn = []
-    for answer in answers(path, data[: settings.prompts], model, tokenizer, settings, reward):
-        drawn.append(answer)
-        on_rows(1)
+    drawn = list(answers(path, data[: settings.prompts], model, tokenizer, settings, reward))
     rewards: list[float | None] = [None] * len(drawn)
     advantages = list(rewards)
     if reward is not None:

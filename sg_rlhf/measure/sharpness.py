@@ -155,7 +155,7 @@ def measure(
 
 def table(report: dict[str, Any]) -> str:
     """The printed table."""
-    lines = [f"batch: {report['batch_line']}", f"loss: {report['loss']}, {report['dtype']}"]
+    lines = [f"batch: {report['batch']['about']}", f"loss: {report['loss']}, {report['dtype']}"]
     notes = []
     for entry in report["models"]:
         lines += [
@@ -197,14 +197,13 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     config = load_config(args.config, args.overrides)
     graded = args.loss == "grpo"
     surrogate = surrogate_of(config, args.overrides) if graded else None
-    batch = options.make_batch(args, config, args.model, graded=graded)
+    batch = options.make_batch(args, config, graded=graded)
     return {
         "loss": surrogate.describe() if surrogate else "nll: mean over tokens",
         "dtype": args.dtype,
         "steps": args.steps,
         "relative": args.relative,
-        "batch": options.batch_facts(batch),
-        "batch_line": batch.describe(),
+        "batch": batch.describe(),
         "models": measure(args, batch, surrogate),
     }
 

@@ -186,7 +186,7 @@ def _table(report: dict[str, Any]) -> str:
              r.get("share_of_grad_norm"), r.get("share_of_weighted")]
         )  # fmt: skip
     lines = [
-        f"batch: {report['batch_line']}",
+        f"batch: {report['batch']['about']}",
         f"model: {report['model']}, {report['parameters']:,} parameters, {report['dtype']}",
         f"weights: {report['weights']}",
         f"tokens: {report['tokens']} sampled of {report['batch']['tokens']}, in equal shares of p",

@@ -219,7 +219,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             f"sg.weighting.type={weights.name}: expected a weight that is a function of p alone, "
             "such as grpo_sg, reverse or uniform"
         )
-    batch = options.make_batch(args, config, args.model, graded=False)
+    batch = options.make_batch(args, config, graded=False)
     report = lambda name: report_of(args, name, batch, weights)  # noqa: E731
     return {"models": options.each_model(args.model, report)}
 
@@ -244,8 +244,7 @@ def report_of(
         "dtype": args.dtype,
         "weights": weights.describe(),
         "tokens": len(points),
-        "batch": options.batch_facts(batch),
-        "batch_line": batch.describe(),
+        "batch": batch.describe(),
         "summary": summarise(points),
         "sum": total,
         "points": [asdict(point) for point in points],
