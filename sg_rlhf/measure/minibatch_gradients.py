@@ -61,11 +61,7 @@ examples:
     python -m sg_rlhf.measure.minibatch_gradients --model module:sg_rlhf.tiny.kk_tiny \\
         --data data/kk_tiny/train.jsonl --reward domain:kk --batches 30 \\
         --algorithm configs/algorithms/grpo.yaml configs/algorithms/grpo_sg*.yaml
-  a trained checkpoint, with the sampling of its recipe
-    python -m sg_rlhf.measure.minibatch_gradients --model runs/a/checkpoints/final \\
-        --data data/kk/train.jsonl --config configs/kk/grpo_qwen2.5-3b-instruct.yaml \\
-        --algorithm configs/algorithms/grpo.yaml configs/algorithms/grpo_sg.yaml --json out/g.json
-  every checkpoint that a run kept: how ratios, cosines and spread change along the training
+  every checkpoint that a run kept, with the sampling of its recipe
     python -m sg_rlhf.measure.minibatch_gradients --model runs/a/checkpoints/deepspeed/*_hf \\
         --data data/kk/train.jsonl --config configs/kk/grpo_qwen2.5-3b-instruct.yaml \\
         --algorithm configs/algorithms/grpo.yaml configs/algorithms/grpo_sg.yaml --json out/g.json

@@ -58,22 +58,16 @@ from sg_rlhf.measure.token_figures import EDGES, Point, summarise, tables, toget
 
 EXAMPLES = """\
 examples:
-  512 tokens of the shipped tiny model's own answers
+  512 tokens of the shipped tiny model's own answers, which the reward gives advantages
     python -m sg_rlhf.data kk --out data/kk_tiny --generate people=2-3 per_size=160 distinct=names
     python -m sg_rlhf.measure.token_gradients --model module:sg_rlhf.tiny.kk_tiny \\
-        --data data/kk_tiny/train.jsonl --tokens 512 --json out/tokens.json
+        --data data/kk_tiny/train.jsonl --reward domain:kk --tokens 512 --json out/tokens.json
   the rollouts of a run, with the weights of its recipe
     python -m sg_rlhf.measure.token_gradients --model runs/a/checkpoints/final \\
         --data runs/a/samples.jsonl --config configs/kk/grpo_sg_tiny_cpu.yaml
   every checkpoint that a run kept, on one batch
     python -m sg_rlhf.measure.token_gradients --model runs/a/checkpoints/deepspeed/*_hf \\
         --batch out/batch.json --json out/tokens.json
-  with advantages, for the sum over the batch, Eq. 17 and 18
-    python -m sg_rlhf.measure.token_gradients --model module:sg_rlhf.tiny.kk_tiny \\
-        --data data/kk_tiny/train.jsonl --reward domain:kk
-  another weighting
-    python -m sg_rlhf.measure.token_gradients --model CKPT --batch out/batch.json \\
-        sg.weighting.lower=0.5
 """
 
 #: Memory for the gradients of one chunk, in bytes.
