@@ -164,23 +164,8 @@ def notes(rule: RecipeLoss, report: dict[str, Any]) -> list[str]:
 def _dead_zone_notes(rule: RecipeLoss, report: dict[str, Any]) -> list[str]:
     found = []
     for dead in rule.dead_zones():
-        above = dead.relation == ">"
-        bound = f"{dead.name} = {dead.level:g}"
-        if dead.zone:
-            verb = "exceeds" if above else "is below"
-            span = f"for p from {dead.zone[0]:.4g} to {dead.zone[1]:.4g}"
-            span += ", but not for every p between," if dead.gaps else ""
-            text = f"{span} the weight {verb} {bound}, so a token with"
-        else:
-            text = f"a token with a weight {'above' if above else 'below'} {bound} and"
-        if dead.positive:
-            found.append(
-                f"dead zone: {text} A > 0 has no policy gradient even on-policy (ratio 1); a "
-                "weight that stays below it, sg.weighting.placement=outside or a larger eps_high "
-                "avoids this"
-            )
-        else:
-            found.append(f"dead zone for A < 0: {text} A < 0 is never pushed down at ratio 1")
+        remedy = "; sg.weighting.placement=outside or a larger eps_high avoids this"
+        found.append(f"dead zone: {dead.sentence()}{remedy if dead.positive else ''}")
     if found:
         return found
     if rule.loss == "cispo":

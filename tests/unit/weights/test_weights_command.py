@@ -94,7 +94,8 @@ def test_a_weight_above_the_dual_clip_is_a_dead_zone_too(capsys):
     arguments = ["sg.weighting.alpha=20", "sg.weighting.upper=15", "actor.dual_clip=10"]
     values = report(capsys, *arguments)
     assert values["dead_zone_dual_clip"] == [pytest.approx(math.log(3) / 9), 1.0]
-    assert "the weight exceeds dual_clip = 10, so a token with A < 0" in text(capsys, *arguments)
+    said = text(capsys, *arguments)
+    assert "a token with negative advantage and p > 0.122" in said and "w > dual_clip = 10" in said
 
 
 # --- the shipped recipes -----------------------------------------------------------------------
@@ -201,9 +202,9 @@ def test_a_loss_without_token_weights_is_reported_as_such(capsys, recipe):
         ("grpo_sg_normalized", "so their range moves with the data"),
         ("grpo_sg_quotient", "every token gets the same weight, so this is plain GRPO"),
         ("lopti", "two updates: tokens with p_old < 0.5, then the rest"),
-        ("random", "a token with a weight below 1 - eps_low = 0.8 and A < 0 is never pushed"),
+        ("random", "a token with negative advantage and w < 0.8 has no policy gradient even"),
         ("random", "mean: 1 over p uniform on (0, 1)"),
-        ("reverse", "dead zone for A < 0: for p from 0.1927 to 1"),
+        ("reverse", "dead zone: a token with negative advantage and p > 0.193 has"),
         ("stapo", "a token of weight 0 has no policy gradient at any ratio"),
         ("stapo", "mean: not known without a model"),
         ("tr_grpo", "KL: wk3_eq11, weighted by the same w"),
@@ -289,8 +290,8 @@ def test_the_table_explains_the_dead_zone(capsys):
     for row in ("0.00 1.000", "0.10 1.000", "0.25 1.309", "0.50 1.400", "0.75 1.400", "1.00 1.400"):
         assert row in shown
     assert "range: 1 to 1.4 mean: 1.319 over p uniform on (0, 1)" in shown
-    assert "for p from 0.2112 to 1 the weight exceeds 1 + eps_high = 1.24" in shown
-    assert "no policy gradient even on-policy" in shown
+    assert "a token with positive advantage and p > 0.211 has no policy gradient even on-" in shown
+    assert "because w > 1 + eps_high = 1.24; sg.weighting.placement=outside or a larger" in shown
 
 
 def test_the_table_explains_the_other_cases(capsys):
@@ -302,7 +303,7 @@ def test_the_table_explains_the_other_cases(capsys):
     )
     assert "dead zone: none at ratio 1" in text(capsys, "sg.weighting.upper=1.2")
     wide = text(capsys, "sg.weighting.lower=0.5", "sg.weighting.upper=1.5")
-    assert "dead zone for A < 0: for p from 0 to 0.06878" in wide
+    assert "a token with negative advantage and p < 0.069 has no policy gradient" in wide
     uniform = text(capsys, "sg.weighting.type=uniform")
     assert "w = 1 (plain GRPO)" in uniform and "refuses" not in uniform
     assert "2 - w with w = clip" in text(capsys, "sg.weighting.type=reverse")
@@ -412,5 +413,4 @@ class Hump(Weighting):
     )
     monkeypatch.syspath_prepend(tmp_path)
     said = text(capsys, "sg.weighting.type=hump:Hump")
-    assert "for p from 0 to 1, but not for every p between," in " ".join(said.split())
-    assert "but not for every" not in text(capsys)
+    assert "negative advantage, p from 0.000 to 1.000 and w < 0.8 has no policy gradient" in said
