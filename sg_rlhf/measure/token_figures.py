@@ -1,9 +1,8 @@
-"""Statistics of `token_gradients`: the figures of its points, table."""
+"""Statistics of `token_gradients`: the figures of its tokens, table."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,38 +14,15 @@ from sg_rlhf.measure.options import columns
 EDGES = (0.0, 0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99, 0.999, 1.0)
 
 
-@dataclass(frozen=True)
-class Point:
-    """One sampled token.
-
-    represents: tokens of the batch that it stands for, the size of its stratum over the number
-    sampled there. w: its token weight. weighted: w * grad_norm. w_one_minus_p: w * (1 - p).
-    advantage: of its response, where there is one.
-    """
-
-    row: int
-    position: int
-    token_id: int
-    token: str
-    p: float
-    one_minus_p: float
-    logit_norm: float
-    grad_norm: float
-    weight: float
-    weighted: float
-    w_one_minus_p: float
-    stratum: int
-    represents: float
-    advantage: float | None = None
+#: A value for each sampled token: ``row``, ``position`` and ``token_id``; ``p``, ``one_minus_p``,
+#: ``logit_norm``, ``grad_norm``; its token weight as ``weight``, w * grad_norm as ``weighted``,
+#: ``w_one_minus_p``; ``advantage``, NaN without one; ``stratum``, and ``represents``, the tokens of
+#: the batch that it stands for: the size of its stratum over the number sampled there.
+Columns = Mapping[str, np.ndarray]
 
 
-def summarise(points: Sequence[Point]) -> dict[str, Any]:
+def summarise(column: Columns) -> dict[str, Any]:
     """Correlations, the exact bound at the logits, the spread of the network's factor, strata."""
-    column = {
-        field.name: np.array([getattr(point, field.name) for point in points], dtype=float)
-        for field in fields(Point)
-        if field.name != "token"
-    }
     rest, norm, logit_norm = (column[key] for key in ("one_minus_p", "grad_norm", "logit_norm"))
     unsure, moving = column["p"] < 0.5, rest > 0
     at_logits = logit_norm[moving] / rest[moving]
@@ -71,21 +47,21 @@ def summarise(points: Sequence[Point]) -> dict[str, Any]:
     }
 
 
-def together(points: Sequence[Point], directions: float, norm: float) -> dict[str, float | None]:
+def together(column: Columns, directions: float, norm: float) -> dict[str, float | None]:
     """What Eq. 17 and 18 say of the sum G of w A grad log pi over the batch.
 
     Args:
-        points: the sampled tokens, with advantages.
-        directions: ||sum of represents sign(A) grad / ||grad|| || over the points.
+        column: of sampled tokens with advantages.
+        directions: ||sum of represents sign(A) grad / ||grad|| || over the tokens.
         norm: ||G||.
 
     Returns:
         norm; its ratios to the sum of norms, to the bound of Eq. 17, and to what independent
-        directions give; the mean cosine of two different points, by the tokens they represent.
+        directions give; the mean cosine of two different tokens, by the tokens they represent.
     """
-    kept = [p for p in points if p.advantage and p.grad_norm > 0]
+    kept = (column["advantage"] != 0) & (column["grad_norm"] > 0)
     represents, advantage, grad_norm, weight, rest = (
-        np.array([getattr(p, name) for p in kept], dtype=float)
+        column[name][kept]
         for name in ("represents", "advantage", "grad_norm", "weight", "one_minus_p")
     )
     factor = weight * np.abs(advantage)
@@ -130,7 +106,7 @@ def _spread(values: np.ndarray, represents: np.ndarray) -> float | None:
     return float(std / mean) if mean > 0 else None
 
 
-def _strata(column: dict[str, np.ndarray]) -> list[dict[str, Any]]:
+def _strata(column: Columns) -> list[dict[str, Any]]:
     """Each stratum of p: its tokens, and its share of the sum of all gradient norms."""
     rows = []
     represents = column["represents"]

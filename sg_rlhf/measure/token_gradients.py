@@ -26,14 +26,13 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from sg_rlhf.algo.analysis.token_gradient_norms import logit_gradient_norms, token_gradients
 from sg_rlhf.algo.token_weights import token_weights
@@ -54,7 +53,7 @@ from sg_rlhf.measure.checkpoint import (
 )
 from sg_rlhf.measure.fixed_batch import FixedBatch
 from sg_rlhf.measure.minibatch_gradients import gradients
-from sg_rlhf.measure.token_figures import EDGES, Point, summarise, tables, together
+from sg_rlhf.measure.token_figures import EDGES, Columns, summarise, tables, together
 
 EXAMPLES = """\
 examples:
@@ -122,44 +121,47 @@ def all_probs(model: PreTrainedModel, batch: FixedBatch, pass_tokens: int) -> Te
 
 
 def measure(
-    args: argparse.Namespace,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    batch: FixedBatch,
-    weights: Weighting,
-) -> tuple[list[Point], float]:
-    """One point for each sampled token, in the order of the batch; and the norm of the sum of
-    their directions, each with the sign of its advantage, times the tokens that it represents."""
+    args: argparse.Namespace, model: PreTrainedModel, batch: FixedBatch, weights: Weighting
+) -> tuple[Columns, float]:
+    """Columns of the sampled tokens, in the order of the batch; and the norm of the sum of their
+    directions, each with the sign of its advantage, times the tokens that it represents."""
     probs = all_probs(model, batch, args.pass_tokens)
     chosen, strata, represents = stratified(probs, args.tokens, args.seed)
-    starts = torch.tensor([0, *(len(row.response) for row in batch.rows)]).cumsum(0)
-    points: list[Point] = []
+    lengths = torch.tensor([len(row.response) for row in batch.rows])
+    ends = lengths.cumsum(0)
+    owners = torch.bucketize(chosen, ends, right=True)
+    rows = [batch.rows[index] for index in owners.tolist()]
+    places = chosen - (ends - lengths)[owners]
+    parts = []
     direction_D = torch.zeros((), dtype=torch.float64, device=model.device)
     with progress_bar("token gradients", "tokens", len(chosen)) as bar:
-        for index, row in enumerate(batch.rows):
-            here = ((chosen >= starts[index]) & (chosen < starts[index + 1])).nonzero()[:, 0]
-            if len(here) == 0:
-                continue
-            places_N = chosen[here] - starts[index]
+        for index in owners.unique().tolist():
+            row, here = batch.rows[index], owners == index
             scale_N = represents[here] * np.sign(row.advantage or 0.0)
             figures, of_row_D = row_figures(
-                model, row, places_N.to(model.device), batch.temperature, weights, scale_N
+                model, row, places[here].to(model.device), batch.temperature, weights, scale_N
             )
             direction_D = direction_D + of_row_D
-            found = zip(
-                places_N.tolist(), figures, strata[here].tolist(), represents[here].tolist(),
-                strict=True,
-            )  # fmt: skip
-            for place, (p, rest, logit, grad, weight), stratum, stands in found:
-                token = row.response[place]
-                points.append(
-                    Point(
-                        index, place, token, tokenizer.decode([token]), p, rest, logit, grad,
-                        weight, weight * grad, weight * rest, stratum, stands, row.advantage,
-                    )
-                )  # fmt: skip
-            bar.update(len(here))
-    return points, float(torch.linalg.vector_norm(direction_D))
+            parts.append(figures)
+            bar.update(len(figures))
+    p, rest, logit_norm, grad_norm, weight = torch.cat(parts).T.contiguous().numpy()
+    pairs = zip(rows, places.tolist(), strict=True)
+    column = {
+        "row": owners.numpy(),
+        "position": places.numpy(),
+        "token_id": np.array([row.response[place] for row, place in pairs]),
+        "p": p,
+        "one_minus_p": rest,
+        "logit_norm": logit_norm,
+        "grad_norm": grad_norm,
+        "weight": weight,
+        "weighted": weight * grad_norm,
+        "w_one_minus_p": weight * rest,
+        "stratum": strata.numpy(),
+        "represents": represents.numpy(),
+        "advantage": np.array([row.advantage for row in rows], dtype=float),
+    }
+    return column, float(torch.linalg.vector_norm(direction_D))
 
 
 def row_figures(
@@ -169,8 +171,8 @@ def row_figures(
     temperature: float,
     weights: Weighting,
     scale_N: Tensor,
-) -> tuple[Iterator[tuple[float, ...]], Tensor]:
-    """(p, 1 - p, ||e_y - pi||, ||grad||, w) of the tokens at these places of a response.
+) -> tuple[Tensor, Tensor]:
+    """p, 1 - p, ||e_y - pi||, ||grad|| and w of the tokens at these places of a response, [N, 5].
 
     And the sum of scale grad / ||grad|| over them, [D].
     """
@@ -189,7 +191,7 @@ def row_figures(
         norms_N,
         token_weights(log_probs_N[None], weights)[0].double(),
     )
-    return zip(*(column.tolist() for column in columns), strict=True), direction_D
+    return torch.stack(columns, 1).detach().cpu(), direction_D
 
 
 def batch_gradient_norm(
@@ -226,22 +228,26 @@ def report_of(
     batch.check_tokenizer(name, tokenizer)
     # Batched backward passes need an attention whose every step can be batched.
     model = load_model(name, DTYPES[args.dtype], choose_device(args.device), attention="eager")
-    points, directions = measure(args, model, tokenizer, batch, weights)
+    column, directions = measure(args, model, batch, weights)
+    points = zip(*(values.tolist() for values in column.values()), strict=True)
     advantages = [row.advantage for row in batch.rows]
     total = None
     if None not in advantages and any(advantages):
         norm = batch_gradient_norm(model, batch, weights, args.pass_tokens)
-        total = together(points, directions, norm)
+        total = together(column, directions, norm)
     return {
         "model": name,
         "parameters": sum(p.numel() for p in model.parameters()),
         "dtype": args.dtype,
         "weights": weights.describe(),
-        "tokens": len(points),
+        "tokens": len(column["p"]),
         "batch": batch.describe(),
-        "summary": summarise(points),
+        "summary": summarise(column),
         "sum": total,
-        "points": [asdict(point) for point in points],
+        "points": [
+            {**point, "token": tokenizer.decode([point["token_id"]])}
+            for point in (dict(zip(column, values, strict=True)) for values in points)
+        ],
     }
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -11,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sg_rlhf.algo.weightings.grpo_sg import GrpoSG
 from sg_rlhf.measure import token_gradients
-from sg_rlhf.measure.token_figures import EDGES, Point, summarise
+from sg_rlhf.measure.token_figures import EDGES, summarise
 from sg_rlhf.measure.token_gradients import stratified
 from sg_rlhf.tiny.build import shipped
 
@@ -149,21 +150,24 @@ def test_without_advantages_there_is_no_sum(measured):
     assert measured[1]["sum"] is None
 
 
-def point(p, grad_norm, represents=1.0, stratum=0):
-    rest = 1 - p
-    return Point(0, 0, 0, "", p, rest, rest, grad_norm, 1.0, grad_norm, rest, stratum, represents)
+def columns(p, grad_norm, represents=1.0, stratum=0):
+    rest = 1 - np.array(p)
+    found = {
+        "p": p, "one_minus_p": rest, "logit_norm": rest, "grad_norm": grad_norm, "weight": 1.0,
+        "weighted": grad_norm, "w_one_minus_p": rest, "represents": represents, "stratum": stratum,
+    }  # fmt: skip
+    return {name: np.broadcast_to(np.array(values), rest.shape) for name, values in found.items()}
 
 
 def test_the_summary_by_hand():
-    points = [point(0.9, 1.0, 3.0, 6), point(0.4, 2.0, 1.0, 3), point(0.2, 5.0, 1.0, 2)]
-    summary = summarise(points)
+    summary = summarise(columns([0.9, 0.4, 0.2], [1.0, 2.0, 5.0], [3.0, 1.0, 1.0], [6, 3, 2]))
     assert summary["spearman"]["grad_norm_vs_one_minus_p"] == pytest.approx(1.0)
     assert summary["spearman"]["grad_norm_vs_one_minus_p_where_p_below_0.5"] is None  # two points
     # Five tokens with norms 1, 1, 1, 2, 5: mean 2, variance (1 + 1 + 1 + 0 + 9) / 5.
     assert summary["spread"]["grad_norm"] == pytest.approx(math.sqrt(12 / 5) / 2)
     shares = [row["share_of_grad_norm"] for row in summary["strata"]]
     assert shares == pytest.approx([0.5, 0.2, 0.3])
-    reverse = summarise([point(0.9, 5.0), point(0.5, 2.0), point(0.2, 1.0)])
+    reverse = summarise(columns([0.9, 0.5, 0.2], [5.0, 2.0, 1.0]))
     assert reverse["spearman"]["grad_norm_vs_one_minus_p"] == pytest.approx(-1.0)
 
 
