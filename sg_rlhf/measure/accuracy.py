@@ -205,7 +205,8 @@ def table(result: dict[str, Any]) -> str:
         for place, model in enumerate(models):
             for source, found in model["sets"][key].items():
                 if source != "correct":
-                    row = [f"{found[name]:.3f}" for name in COLUMNS]
+                    values = [found[name] for name in COLUMNS]
+                    row = [None if math.isnan(value) else f"{value:.3f}" for value in values]
                     cells.append(
                         [model["model"], source, *row[:3], *(row[3:] if place else [""] * 3)]
                     )

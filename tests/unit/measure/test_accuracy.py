@@ -48,7 +48,9 @@ def test_a_checkpoint_beside_itself(
     assert json.loads(out.read_text())["models"][0]["sets"]["held_out"] == found
 
 
-def test_one_checkpoint_is_in_memory_at_a_time(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_checkpoint_is_in_memory_at_a_time(
+    data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     loaded: list[weakref.ref[Any]] = []
     load = accuracy.load_model
 
@@ -62,6 +64,7 @@ def test_one_checkpoint_is_in_memory_at_a_time(data: Path, monkeypatch: pytest.M
     arguments = ["--data", f"a={data}", "--prompts", "1", "--samples", "1", "--threads", "1"]
     assert accuracy.main(["--model", MODEL, MODEL, *arguments]) == 0
     assert len(loaded) == 2
+    assert " nan" not in capsys.readouterr().out  # one response has no interval over draws
 
 
 def test_figures_are_paired_by_prompt() -> None:
