@@ -18,7 +18,7 @@ def test_every_step_but_the_training(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     # Of the two weights commands: the range at s = 0.5, and the zones that the page speaks of.
     assert done.stdout.count("range: 0.75 to 1.25") == 2
-    assert done.stdout.count("A > 0 has no policy gradient") == 1
+    assert done.stdout.count("dead zone: a token with positive advantage") == 1
     assert done.stdout.count("range: 0.25 to 1\n") == 1
     assert (tmp_path / "my_weighting.png").stat().st_size > 1000
     # The dry run: this weighting, outside the clip, is what would train.
