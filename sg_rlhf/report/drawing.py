@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import math
 import re
 import statistics
@@ -12,9 +13,10 @@ from typing import Any
 from xml.etree import ElementTree
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
+from matplotlib.patches import StepPatch
 from matplotlib.ticker import MaxNLocator
 
 from sg_rlhf.common import figures
@@ -28,8 +30,6 @@ LINES: tuple[str | tuple[int, tuple[float, ...]], ...] = (
     "-", (0, (7, 2)), (0, (8, 2, 1.5, 2)), (0, (2.5, 1.2)), (0, (16, 2.5)), (0, (1, 1.6)),
     (0, (6, 1.5, 1, 1.5, 1, 1.5)),
 )  # fmt: skip
-#: Bars have no line style: what fills them differs for each round of the colours.
-HATCHES = ("", "////", "....", "xxxx", "----", "oo", "++")
 INK, MUTED, GRID, ALARM = "#1b1f24", "#59636e", "#e1e4e8", "#b3261e"
 #: Each colour becomes a CSS variable in the page, so that dark mode can change it.
 VARIABLES = {
@@ -38,6 +38,8 @@ VARIABLES = {
 }  # fmt: skip
 #: Inches; a column of a two-column paper, and of the page.
 WIDTH, HEIGHT = 4.6, 2.8
+#: Panels of a figure that takes the width of the page, in a row.
+PANELS_IN_A_ROW = 3
 #: Inches; a row of a legend, and what an entry needs besides and for each letter.
 LEGEND_ROW, LEGEND_HANDLE, LEGEND_LETTER = 0.18, 0.55, 0.06
 #: More labels than this would cover what they explain.
@@ -70,6 +72,10 @@ RC = {
 }
 
 
+class Missing(ValueError):
+    """The runs do not hold what a figure shows; one sentence for the page."""
+
+
 def subplots(
     rows: int = 1,
     columns: int = 1,
@@ -85,6 +91,18 @@ def subplots(
     return figure, [axis for row in axes for axis in row]
 
 
+def wide_panels(count: int, label: str) -> tuple[Figure, list[Axes]]:
+    """Panels of one scale for a figure that takes the width of the page."""
+    columns = min(PANELS_IN_A_ROW, count)
+    rows = math.ceil(count / columns)
+    figure, panels = subplots(rows, columns, width=2 * WIDTH, height=0.5 + 2.1 * rows, sharey=True)
+    for panel in panels[count:]:
+        panel.set_visible(False)
+    for panel in panels[::columns]:
+        panel.set_ylabel(label)
+    return figure, panels
+
+
 def color(index: int) -> str:
     """The colour of the group or part at ``index``."""
     return SERIES[index % len(SERIES)]
@@ -93,12 +111,6 @@ def color(index: int) -> str:
 def style(index: int) -> str | tuple[int, tuple[float, ...]]:
     """The line style of the group at ``index``."""
     return LINES[index % len(LINES)]
-
-
-def fill(index: int) -> dict[str, Any]:
-    """How the bars of the group at ``index`` are filled."""
-    hatch = HATCHES[index // len(SERIES) % len(HATCHES)]
-    return {"color": color(index)} | ({"hatch": hatch, "edgecolor": GRID} if hatch else {})
 
 
 def dashes(index: int) -> str:
@@ -131,51 +143,39 @@ def band(curves: list[Curve]) -> tuple[list[float], list[float], list[float], li
     return xs, [statistics.fmean(v) for v in at], [min(v) for v in at], [max(v) for v in at]
 
 
-def draw_seeds(axes: Axes, curves: list[Curve], index: int, label: str, *, window: int = 1) -> bool:
-    """One group: a line, or for several seeds their mean, their range, and each thinly.
-
-    Returns:
-        Whether there was anything to draw.
-    """
+def draw_seeds(axes: Axes, curves: list[Curve], index: int, label: str, *, window: int = 1) -> None:
+    """One group: a line, or for several seeds their mean, their range, and each thinly."""
     curves = [curve for curve in curves if curve]
     if not curves:
-        return False
+        return
+    one = len(curves) == 1
     smoothed = [
         list(zip([x for x, _ in curve], smooth([y for _, y in curve], window), strict=True))
         for curve in curves
     ]
     look: dict[str, Any] = {"color": color(index), "solid_capstyle": "round"}
-    if len(curves) == 1:
-        xs, ys = [x for x, _ in curves[0]], [y for _, y in curves[0]]
-        if window > 1:
+    if not one or window > 1:
+        for curve in curves if one else smoothed:
+            xs, ys = [x for x, _ in curve], [y for _, y in curve]
             axes.plot(xs, ys, alpha=0.3, linewidth=0.8, **look)
-        mean = [y for _, y in smoothed[0]]
-        marker = "o" if len(xs) == 1 else None
-        axes.plot(
-            xs, mean, linewidth=1.7, label=label, linestyle=style(index), marker=marker, **look
-        )
-        return True
-    for curve in smoothed:
-        axes.plot([x for x, _ in curve], [y for _, y in curve], alpha=0.35, linewidth=0.7, **look)
     xs, mean, low, high = band(smoothed)
-    axes.fill_between(xs, low, high, color=color(index), alpha=0.18, linewidth=0)
-    axes.plot(xs, mean, linewidth=1.9, label=label, linestyle=style(index), **look)
-    return True
+    if not one:
+        axes.fill_between(xs, low, high, color=color(index), alpha=0.18, linewidth=0)
+    marker = "o" if len(xs) == 1 else None
+    axes.plot(xs, mean, linewidth=1.8, label=label, linestyle=style(index), marker=marker, **look)
 
 
-def legend(axes: Axes, location: str = "best") -> None:
-    """A legend, if anything has a label; ``above`` puts it over the axes, many go below."""
+def legend(axes: Axes) -> None:
+    """A legend, if anything has a label; of many labels below the figure."""
     handles, _ = axes.get_legend_handles_labels()
     if len(handles) > LEGEND_INSIDE:
         legend_of_figure([axes])
-    elif location == "above":
-        legend_of_figure([axes], "upper")
     elif handles:
-        axes.legend(loc=location)
+        axes.legend(loc="best")
 
 
-def legend_of_figure(panels: Sequence[Axes], side: str = "lower") -> None:
-    """One legend for all panels at a side of the figure, which grows by its height."""
+def legend_of_figure(panels: Sequence[Axes]) -> None:
+    """One legend for all panels below the figure, which grows by its height."""
     found: dict[str, Any] = {}
     for axes in panels:
         handles, labels = axes.get_legend_handles_labels()
@@ -186,7 +186,7 @@ def legend_of_figure(panels: Sequence[Axes], side: str = "lower") -> None:
     entry = LEGEND_HANDLE + LEGEND_LETTER * max(map(len, found))
     columns = min(len(found), max(1, int(figure.get_figwidth() / entry)))
     figure.set_figheight(figure.get_figheight() + LEGEND_ROW * math.ceil(len(found) / columns))
-    figure.legend(found.values(), found.keys(), loc=f"outside {side} left", ncols=columns)
+    figure.legend(found.values(), found.keys(), loc="outside lower left", ncols=columns)
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -201,7 +201,7 @@ def readout(figure: Figure) -> list[dict[str, Any]]:
     """The values behind a figure that was drawn: for the tip of the page.
 
     Returns:
-        For each panel with lines or bars that have a label: its ``box`` (left, top, right, bottom)
+        For each panel with lines or steps that have a label: its ``box`` (left, top, right, bottom)
         in units of the SVG, the name of ``x``, and for each label its points (place in the box,
         x, y), at most ``READOUT_POINTS``.
     """
@@ -212,10 +212,15 @@ def readout(figure: Figure) -> list[dict[str, Any]]:
         for line in axes.lines:
             if _is_named(line.get_label()):
                 series[line.get_label()] = [(float(x), float(y)) for x, y in line.get_xydata()]
-        for bars in axes.containers:
-            if isinstance(bars, BarContainer) and bars.orientation == "vertical":
-                points = [(b.get_x() + b.get_width() / 2, b.get_height()) for b in bars]
-                series.setdefault(bars.get_label(), []).extend(points)
+        for container in axes.containers:
+            if _is_named(container.get_label()):  # points with error bars
+                series[container.get_label()] = [tuple(p) for p in container[0].get_xydata()]
+        for steps in axes.patches:
+            if isinstance(steps, StepPatch):
+                tops, edges, below = steps.get_data()
+                middles = [(a + b) / 2 for a, b in itertools.pairwise(edges)]
+                heights = np.asarray(tops) - (0 if below is None else below)
+                series[steps.get_label()] = list(zip(middles, map(float, heights), strict=True))
         named = {n: p for n, p in series.items() if _is_named(n) and any(_finite(q) for q in p)}
         if not named or not axes.get_visible():
             continue
@@ -257,16 +262,15 @@ def _placed(axes: Axes, points: Sequence[tuple[float, float]]) -> list[list[floa
     ]  # fmt: skip
 
 
-def html_svg(figure: Figure, key: str, label: str, *, letters: bool = True) -> str:
+def html_svg(figure: Figure, key: str, label: str) -> str:
     """The figure as an ``<svg>`` element for the page: no fixed size, colours as CSS variables.
 
     Args:
         key: put in front of every id, so that figures do not share any.
         label: what a screen reader says.
-        letters: keep text as text; False draws it, for text whose width must not change.
     """
     buffer = io.StringIO()
-    with matplotlib.rc_context({**RC, "svg.fonttype": "none" if letters else "path"}):
+    with matplotlib.rc_context({**RC, "svg.fonttype": "none"}):
         figures.save(figure, buffer, format="svg", transparent=True, metadata={"Date": None})
     ElementTree.register_namespace("", _SVG)
     ElementTree.register_namespace("xlink", _XLINK)
@@ -294,13 +298,10 @@ def _for_page(name: str, value: str, key: str) -> str:
     if name == f"{{{_XLINK}}}href":
         return value.replace("#", f"#{key}-")
     value = value.replace("url(#", f"url(#{key}-")
-    if name == "style":
+    if name in ("style", "fill"):
         # The page's own font; black is what matplotlib leaves unsaid.
         value = re.sub(r"font: ([^;']*?)([\d.]+px)[^;]*", r"font-size: \2", value)
         value = re.sub(r"font-family: [^;]*;?", "", value)
-        value = re.sub(
-            r"#[0-9a-f]{6}",
-            lambda m: f"var({VARIABLES[m[0]]})" if m[0] in VARIABLES else m[0],
-            value,
-        )
+        colors = {color: f"var({variable})" for color, variable in VARIABLES.items()}
+        value = re.sub(r"#[0-9a-f]{6}", lambda m: colors.get(m[0], m[0]), value)
     return value

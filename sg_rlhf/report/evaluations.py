@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,6 +73,19 @@ def held_out_label(run: Run) -> str:
     """Which sets ``held_out_accuracy`` is about; empty where the run has no sets."""
     names = held_out_sets(run)
     return f"mean of {' and '.join(names)}" if len(names) > 1 else "".join(names)
+
+
+def sources(evaluations: Iterable[Row]) -> list[str]:
+    """The data sources (or held-out sets) that the evaluations name, 2ppl before 10ppl."""
+    found = {
+        match[1]
+        for row in evaluations
+        for key in row
+        if (match := re.fullmatch(r"eval_(.+)_accuracy", key))
+    }
+    return sorted(
+        found, key=lambda s: [int(p) if p.isdigit() else p for p in re.split(r"(\d+)", s)]
+    )
 
 
 def set_of(source: str, names: Iterable[str]) -> str | None:

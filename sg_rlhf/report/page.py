@@ -15,9 +15,10 @@ from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
 import sg_rlhf
+from sg_rlhf.common.statistics import spikes
 from sg_rlhf.report import catalogue, drawing, figures
+from sg_rlhf.report.drawing import Missing
 from sg_rlhf.report.evaluations import Evaluated, held_out_accuracy, held_out_label
-from sg_rlhf.report.figures import Missing
 from sg_rlhf.report.runs import (
     NOT_COMPARED,
     Group,
@@ -28,7 +29,7 @@ from sg_rlhf.report.runs import (
     named_apart,
     read_run,
 )
-from sg_rlhf.report.samples import clouds, frequent_tokens, payload
+from sg_rlhf.report.samples import payload
 from sg_rlhf.report.summary import figures_of
 from sg_rlhf.report.text import embedded_json, one_line
 from sg_rlhf.report.weighting import weighting_of
@@ -36,9 +37,6 @@ from sg_rlhf.run_dir import alerts
 
 #: Samples in the browser of a page, over all its runs.
 SAMPLES = 500
-#: Word clouds and their table are drawn for this many configurations.
-CLOUD_GROUPS = 3
-TABLE_TOKENS = 15
 #: Joined in this order, in one function.
 SCRIPTS = ("page.js", "figures.js", "tokens.js", "group.js", "samples.js", "live.js")
 
@@ -50,7 +48,6 @@ class Drawn:
     entry: catalogue.Entry
     svg: Markup | None
     missing: str = ""
-    remarks: tuple[str, ...] = ()
     values: tuple[dict[str, Any], ...] = ()
 
 
@@ -101,7 +98,6 @@ def build(
         differences=differences(groups) if len(groups) > 1 else [],
         settings=[(run.name, all_settings(run)) for run in runs] if len(groups) == 1 else [],
         not_compared=", ".join(NOT_COMPARED),
-        tokens=[_token_table(group) for group in groups[:CLOUD_GROUPS]],
         sample_count=len(data["samples"]["step"]),
         left_out=[run for run in data["runs"] if run["shown"] < run["total"]],
         data=Markup(embedded_json(data | {"figures": {f.entry.key: f.values for f in drawn}})),
@@ -116,16 +112,13 @@ def _template(name: str) -> str:
 
 
 def _drawn(entry: catalogue.Entry, groups: list[Group]) -> Drawn:
-    shown = groups[:CLOUD_GROUPS] if entry.key == "word_clouds" else groups
     try:
-        figure = catalogue.draw(entry, shown)
+        figure = catalogue.draw(entry, groups)
     except Missing as missing:
         return Drawn(entry, None, str(missing))
-    label = f"{entry.title}: {', '.join(group.label for group in shown)}"
-    svg = Markup(drawing.html_svg(figure, entry.key, label, letters=entry.letters))
-    remarks = entry.remarks(shown) if entry.remarks else ()
-    values = drawing.readout(figure) if entry.letters else []
-    return Drawn(entry, svg, remarks=tuple(map(one_line, remarks)), values=tuple(values))
+    label = f"{entry.title}: {', '.join(group.label for group in groups)}"
+    svg = Markup(drawing.html_svg(figure, entry.key, label))
+    return Drawn(entry, svg, values=tuple(drawing.readout(figure)))
 
 
 def _table_row(run: Run) -> dict[str, Any]:
@@ -149,7 +142,7 @@ def _table_row(run: Run) -> dict[str, Any]:
         "evaluated": one_line(held_out_label(run)),
         "norm": shown("{:.3g} ± {:.2g}", "grad_norm_mean", "grad_norm_std"),
         "norm_max": shown("{:.3g}", "grad_norm_max"),
-        "spikes": f"{len(figures.spikes(norms))} of {len(norms)}" if norms else "n/a",
+        "spikes": f"{len(spikes(norms))} of {len(norms)}" if norms else "n/a",
         "weight": shown("{:.3f}", "weight_mean"),
         "zeroed": shown("{:.1%}", "zeroed_pos"),
         "seconds": shown("{:.1f}", "seconds_per_rollout"),
@@ -172,11 +165,3 @@ def _held_out(run: Run) -> str:
         return f"{point.accuracy:.3f}{interval}"
 
     return text(points[0]) if len(points) == 1 else f"{text(points[0])} → {text(points[-1])}"
-
-
-def _token_table(group: Group) -> dict[str, Any]:
-    likely, unlikely = clouds(frequent_tokens(group))
-    return {
-        "name": group.name,
-        "rows": list(zip(likely[:TABLE_TOKENS], unlikely[:TABLE_TOKENS], strict=False)),
-    }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,7 +18,6 @@ from yaml import YAMLError
 from sg_rlhf.common.redaction import redact
 from sg_rlhf.config import Config, ConfigError, domain_settings, load_config
 from sg_rlhf.config.upstream_flags import UpstreamChanged
-from sg_rlhf.report.names import group_names, run_names
 from sg_rlhf.report.text import one_line
 from sg_rlhf.run_dir import jsonl_log
 from sg_rlhf.run_dir.final_model import final_checkpoint_complete
@@ -280,16 +281,29 @@ def grouped(runs: list[Run]) -> list[Group]:
         same = json.dumps([run.setting(key) for key in keys], default=str)
         # Nothing is known about a run without settings, so it stands alone.
         groups.setdefault(same if run.settings else run.path, []).append(run)
-    names = group_names([[run.path.resolve() for run in members] for members in groups.values()])
+    names = [_common_name([run.name for run in members]) for members in groups.values()]
     return [
-        Group(name, tuple(members)) for name, members in zip(names, groups.values(), strict=True)
+        Group(f"{name} [{names[:i].count(name) + 1}]" if names.count(name) > 1 else name, tuple(g))
+        for i, (name, g) in enumerate(zip(names, groups.values(), strict=True))
     ]
 
 
+def _common_name(names: list[str]) -> str:
+    """What the names begin with, up to a ``/``, ``_``, ``-``, ``.`` or space; else the first."""
+    common = os.path.commonprefix(names)  # noqa: RUF071  (names, not paths)
+    if common not in names:
+        common = re.sub(r"[/_. -]*[^/_. -]*$", "", common)
+    return common or names[0]
+
+
 def named_apart(runs: list[Run]) -> list[Run]:
-    """Runs whose folder's name is not theirs alone, or only a seed, get the folders above too."""
-    names = run_names([run.path.resolve() for run in runs])
-    return [replace(run, name=name) for run, name in zip(runs, names, strict=True)]
+    """The runs, each named by its path below the folder that holds all of them."""
+    paths = [run.path.resolve() for run in runs]
+    base = os.path.commonpath([path.parent for path in paths])
+    return [
+        replace(run, name=one_line(str(path.relative_to(base))) or "run")
+        for run, path in zip(runs, paths, strict=True)
+    ]
 
 
 def differences(groups: list[Group]) -> list[tuple[str, list[str]]]:

@@ -1,10 +1,9 @@
-"""Samples for the page: which ones, as compact columns, and what their tokens say in total."""
+"""Samples for the page: which ones, as compact columns, and how probable their tokens are."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import Any
 
 from sg_rlhf.report.runs import Group, Row, Run, number
@@ -12,10 +11,6 @@ from sg_rlhf.report.text import one_line, visible
 from sg_rlhf.report.weighting import RunWeighting, weighting_of
 from sg_rlhf.weights.token_gradients import REASONS, gradient_reasons
 
-#: A token is frequent from this many occurrences on.
-FREQUENT = 5
-#: Tokens in each word cloud, as in Figure 3 of arXiv 2511.00066.
-CLOUD_TOKENS = 100
 #: Below a log-probability of -20 (p = 2e-9) nothing is told apart.
 LOWEST_LOG_PROB = -20.0
 
@@ -140,47 +135,6 @@ def _scaled(values: list[float] | None, by: float = 1000.0) -> list[int] | None:
 
 def _rounded(value: float) -> float | None:
     return round(value, 4) if math.isfinite(value) else None
-
-
-@dataclass(frozen=True)
-class TokenCount:
-    """A token's text without the space around it, how often it was sampled, its mean p."""
-
-    text: str
-    count: int
-    mean_p: float
-
-
-def frequent_tokens(group: Group) -> list[TokenCount]:
-    """Frequent tokens of all samples of a group, from the lowest mean probability up.
-
-    ``pi_bar(o) = sum of pi(o) / occurrences`` as in Appendix C.3 of arXiv 2511.00066. Tokens that
-    differ in the space around them are one; whitespace alone is left out.
-    """
-    totals: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
-    for run in group.runs:
-        for row in run.samples:
-            for token, log_prob in zip(row["tokens"], row["log_probs"], strict=True):
-                entry = totals[token]
-                entry[0] += 1
-                entry[1] += math.exp(min(0.0, log_prob))
-    merged: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
-    for token, (count, total) in totals.items():
-        if text := one_line(token):
-            merged[text][0] += count
-            merged[text][1] += total
-    found = [
-        TokenCount(text, int(count), total / count)
-        for text, (count, total) in merged.items()
-        if count >= FREQUENT
-    ]
-    return sorted(found, key=lambda token: (token.mean_p, token.text))
-
-
-def clouds(tokens: list[TokenCount]) -> tuple[list[TokenCount], list[TokenCount]]:
-    """(highest, lowest) mean probability, ``CLOUD_TOKENS`` each, never one token in both."""
-    size = min(CLOUD_TOKENS, len(tokens) // 2)
-    return (tokens[-size:][::-1], tokens[:size]) if size else ([], [])
 
 
 def probability_histogram(group: Group, bins: int = 20) -> tuple[list[float], str]:

@@ -181,14 +181,14 @@ def main(argv: list[str] | None = None) -> int:
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    from sg_rlhf.report import figures
+    from sg_rlhf.report import catalogue, figures
 
     summary, groups = figures_of(run), grouped([run])
     name = run_dir.resolve().name
     titles = (name, f"{name}: gradient norm of every optimizer step")
     drawn = (figures.reward_and_accuracy, figures.grad_norm)
     for file, title, draw in zip(PLOTS, titles, drawn, strict=True):
-        figures.write(draw, groups, run_dir / file, title)
+        catalogue.write(draw, groups, run_dir / file, title)
     write_whole(run_dir / "summary.json", strict_json.dumps(summary, indent=2) + "\n")
     print(render(summary, run_dir))
     return 0

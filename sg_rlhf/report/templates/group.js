@@ -41,8 +41,9 @@ function groupOf(i, by) {
   const [rewards, kept] = [groupRewards(i), mates(i)];
   if (rewards === null && kept.length < 2) return null;
   const box = make("details", "group");
+  const shown = document.querySelector("#sample .group");
+  if (shown) groupOpen = shown.open;
   box.open = groupOpen;
-  box.addEventListener("toggle", () => { groupOpen = box.open; });
   const known = samples.rewards[i] === null ? "kept responses" : "responses";
   box.append(make("summary", "", `Group: ${(rewards || kept).length} ${known} to this prompt`));
   if (rewards !== null) {

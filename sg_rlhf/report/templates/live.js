@@ -16,7 +16,7 @@ function exchange(id, next) {
 async function update() {
   const answer = await fetch("./", { cache: "no-store" });
   const next = new DOMParser().parseFromString(await answer.text(), "text/html");
-  for (const id of ["runs", "figures", "settings", "likely", "about"]) exchange(id, next);
+  for (const id of ["runs", "figures", "settings", "about"]) exchange(id, next);
   const selected = keys[matching[place]];
   $("data").textContent = next.getElementById("data").textContent;
   ({ figures } = JSON.parse($("data").textContent));

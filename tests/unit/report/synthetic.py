@@ -175,8 +175,6 @@ def _histograms(rng: random.Random) -> dict[str, Any]:
         "sg/prob_hist": [5 + rng.randrange(5) for _ in range(19)] + [800],
         "sg/weight_q05": 1.1,
         "sg/weight_q95": 1.2,
-        **{f"sg/quartile{q}_token_share": (0.05, 0.05, 0.1, 0.8)[q - 1] for q in (1, 2, 3, 4)},
-        **{f"sg/quartile{q}_advantage_mass": (0.2, 0.1, 0.1, 0.6)[q - 1] for q in (1, 2, 3, 4)},
     }
 
 
@@ -224,7 +222,7 @@ HOSTILE = (
 
 
 def write_hostile_samples(run_dir: Path) -> None:
-    """Adds samples whose every text is hostile, often enough to reach the word clouds."""
+    """Adds samples whose every text is hostile."""
     rows = []
     for step in range(1, 7):
         row = sample(step, random.Random(step), 4)

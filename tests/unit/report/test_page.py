@@ -28,7 +28,7 @@ def test_every_figure_is_there_for_a_whole_run(tmp_path: Path) -> None:
     text = build(write_run(tmp_path / "run", sets=True))
     for entry in page.catalogue.FIGURES:
         assert f'<figure id="figure-{entry.key}"' in text, entry.key
-    assert "Accuracy by source" in text and "held_out: 3 people" in text
+    assert "Accuracy of each set" in text and "held_out: 3 people" in text
     assert "every token trained on" in text
     assert ": 1 spike<" in text
     ids = re.findall(r'\bid="([^"]+)"', text)
@@ -69,7 +69,7 @@ def test_a_missing_file_is_a_sentence(tmp_path: Path, absent: str) -> None:
     sentences = {
         jsonl_log.OPTIMIZER_STEPS: "optimizer_steps.jsonl has no gradient norm.",
         jsonl_log.SAMPLES: "The runs kept no samples",
-        jsonl_log.EVALUATIONS: "No held-out evaluation names its data sources.",
+        jsonl_log.EVALUATIONS: "No evaluation names its sets or data sources.",
     }
     assert sentences[absent] in build(run_dir)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,27 @@ def test_seeds_are_one_group_and_their_common_name(tmp_path: Path) -> None:
         ("actor.policy_loss_type", ["weighted_ppo", "ppo"]),
         ("algo.kl.estimator", ["wk3", "k3"]),
     ]
+
+
+@pytest.mark.parametrize(
+    ("names", "common"),
+    [
+        (["sg_s0", "sg_s1"], "sg"),
+        (["grpo/s0-c30b4c32", "grpo/s1-e5fdf654"], "grpo"),
+        (["grpo", "grpo_2"], "grpo"),
+        (["a", "b"], "a"),
+        (["grpo_s1"], "grpo_s1"),
+    ],
+)
+def test_a_group_has_the_name_that_its_runs_begin_with(
+    tmp_path: Path, names: list[str], common: str
+) -> None:
+    run = read_run(write_run(tmp_path / "run"))
+    (group,) = grouped([replace(run, name=name) for name in names])
+    assert group.name == common
+    alone = replace(run, name=names[0], settings={})
+    numbered = [f"{names[0]} [{i}]" for i in (1, 2)]
+    assert [g.name for g in grouped([alone, replace(alone, path=tmp_path)])] == numbered
 
 
 def test_a_setting_left_out_counts_as_its_default(tmp_path: Path) -> None:

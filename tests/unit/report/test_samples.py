@@ -1,4 +1,4 @@
-"""Which samples a page holds, in what form, and what their tokens add up to."""
+"""Which samples a page holds, in what form, and how probable their tokens are."""
 
 from __future__ import annotations
 
@@ -9,13 +9,7 @@ from typing import Any
 import pytest
 
 from sg_rlhf.report.runs import grouped, read_run
-from sg_rlhf.report.samples import (
-    choose,
-    clouds,
-    frequent_tokens,
-    payload,
-    probability_histogram,
-)
+from sg_rlhf.report.samples import choose, payload, probability_histogram
 from sg_rlhf.run_dir import jsonl_log
 from tests.unit.report.synthetic import write_run
 
@@ -60,20 +54,6 @@ def test_rows_without_tokens_or_numbers_are_shown_as_text(tmp_path: Path) -> Non
     last = {name: column[-1] for name, column in data["samples"].items()}
     assert last["tokens"] == [] and data["texts"][last["text"]] == "only text"
     assert data["texts"][last["label"]] == '["a", 1]' and last["reward"] is None
-
-
-def test_frequent_tokens_are_ranked_by_mean_probability(tmp_path: Path) -> None:
-    run_dir = write_run(tmp_path / "run", samples_per_step=0)
-    row = {
-        "global_step": 1, "tokens": [" the", "the", "rare", " so", " "],
-        "log_probs": [math.log(0.2), math.log(0.4), -1.0, math.log(0.9), 0.0],
-    }  # fmt: skip
-    jsonl_log.append(run_dir / jsonl_log.SAMPLES, [row] * 4 + [{**row, "tokens": ["x"] * 5}])
-    found = frequent_tokens(grouped([read_run(run_dir)])[0])
-    assert [(token.text, token.count) for token in found] == [("the", 8), ("x", 5)]
-    assert found[0].mean_p == pytest.approx(0.3)
-    high, low = clouds(found)
-    assert [t.text for t in high] == ["x"] and [t.text for t in low] == ["the"]
 
 
 def test_the_logged_histogram_is_preferred_to_the_samples(tmp_path: Path) -> None:

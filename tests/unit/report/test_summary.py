@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from sg_rlhf.common.statistics import spikes
 from sg_rlhf.report import summary
-from sg_rlhf.report.figures import spikes
 from sg_rlhf.report.runs import read_run
 from sg_rlhf.run_dir import jsonl_log
 

@@ -1,0 +1,60 @@
+"""Stacked figures: all tokens by age, with what was dropped; all seconds by part."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+
+from sg_rlhf.report.drawing import Missing
+from sg_rlhf.report.page import read_runs
+from sg_rlhf.report.stacked_figures import PARTS, seconds_per_rollout, staleness
+from sg_rlhf.run_dir import jsonl_log
+from sg_rlhf.run_dir.timing_keys import exclusive_seconds
+from tests.unit.report.synthetic import SECONDS, write_run
+
+
+def heights(figure: Figure) -> dict[str, list[float]]:
+    """Label -> the height of its part at each rollout."""
+    (axes,) = figure.axes
+    found = {}
+    for patch in axes.patches:
+        tops, _, below = patch.get_data()
+        found[patch.get_label()] = [float(x) for x in tops - below]
+    return found
+
+
+def test_shares_are_whole_and_say_the_ages(tmp_path: Path) -> None:
+    _, groups = read_runs([write_run(tmp_path / "run", rollouts=3)])
+    # Rollout 1: 300 of 400 tokens by version 1, 100 more were dropped; version 2 is the policy's.
+    assert heights(staleness(groups)) == {
+        "age 0": pytest.approx([100 / 500, 1.0, 400 / 500]),
+        "age 1": pytest.approx([300 / 500, 0.0, 0.0]),
+        "dropped": pytest.approx([100 / 500, 0.0, 100 / 500]),
+    }
+
+
+def test_seconds_are_whole_and_in_one_part_each(tmp_path: Path) -> None:
+    _, groups = read_runs(
+        [write_run(tmp_path / f"s{seed}", rollouts=3, seed=seed) for seed in (0, 1)]
+    )
+    found = heights(seconds_per_rollout(groups))
+    assert [sum(at) for at in zip(*found.values(), strict=True)] == pytest.approx([82.0] * 3)
+    assert found["longest response"] == pytest.approx([12.0] * 3)
+    sections = [name for names, _ in PARTS.values() for name in names]
+    row = {f"timing/{name}": seconds for name, seconds in SECONDS.items()}
+    assert sorted(sections) == sorted(exclusive_seconds(row))
+
+
+def test_of_a_synchronous_run_a_sentence(tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path / "run")
+    rows = jsonl_log.read(run_dir / jsonl_log.METRICS)
+    (run_dir / jsonl_log.METRICS).unlink()
+    jsonl_log.append(
+        run_dir / jsonl_log.METRICS,
+        [{k: v for k, v in row.items() if not k.startswith("async/")} for row in rows],
+    )
+    _, groups = read_runs([run_dir])
+    with pytest.raises(Missing, match="synchronous"):
+        staleness(groups)
