@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.common import PHASES, ROOT, TINY_RECIPES, provenance, tree_memory_gb, write
-from sg_rlhf.report.summary import summarize
+from sg_rlhf.report.runs import read_run
+from sg_rlhf.report.summary import figures_of
 from sg_rlhf.run_dir import jsonl_log
 from sg_rlhf.run_dir.final_model import final_checkpoint, final_checkpoint_complete
 
@@ -54,7 +55,7 @@ def figures(run_dir: Path) -> dict[str, Any]:
     memory = run_dir / "memory.json"
     finished = (final_checkpoint(run_dir) / "config.json").stat().st_mtime
     return {
-        **summarize(run_dir),
+        **figures_of(read_run(run_dir)),
         "wall_seconds": finished - started,
         "startup_seconds": (run_dir / "plan.json").stat().st_mtime - started,
         **(json.loads(memory.read_text()) if memory.exists() else {}),

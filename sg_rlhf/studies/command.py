@@ -70,16 +70,11 @@ def write_tables(study: Study, finished: dict[Cell, dict[str, Any]], out: Path) 
     """results.jsonl.gz, results.json, results.md and differences.png of these cells."""
     study_results.write_record(out, finished.items())
     rows = study_results.summarize(study, finished.items())
-    pooled = study_results.over_regimes(rows)
-    rankings = study_results.beside_published(study, rows)
-    content = {
-        "study": study.name, "cells": len(finished), "rows": rows, "all_regimes": pooled,
-        "published": rankings,
-    }  # fmt: skip
+    content = {"study": study.name, "cells": len(finished), "rows": rows}
     # The interval of one seed is NaN.
     write_whole(out / "results.json", strict_json.dumps(content) + "\n")
-    write_whole(out / "results.md", study_tables.table(study, rows, pooled, rankings))
-    if any("held_out_after_difference" in row for row in rows):
+    write_whole(out / "results.md", study_tables.table(study, rows))
+    if any("grad_norm_peak_ratio" in row for row in rows):
         from sg_rlhf.studies import plots as study_plots  # matplotlib: only where it draws
 
         study_plots.plot_differences(study, rows, out / "differences.png")

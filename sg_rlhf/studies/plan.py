@@ -67,14 +67,6 @@ class Block(_Section):
     seeds: list[int] | None = None
 
 
-class Published(_Section):
-    """A ranking that a paper prints: accuracy by variant, laid beside the study's own."""
-
-    about: str
-    regime: str
-    accuracy: dict[str, float] = Field(min_length=2)
-
-
 class StudyFile(_Section):
     """The keys of a study's file."""
 
@@ -97,7 +89,6 @@ class StudyFile(_Section):
     regimes: dict[str, Regime] = Field(min_length=1)
     variants: dict[str, Variant] = Field(min_length=1)
     plan: list[Block] = Field(min_length=1)
-    published: dict[str, Published] = {}
 
     @field_validator("domain")
     @classmethod
@@ -107,16 +98,14 @@ class StudyFile(_Section):
 
     @model_validator(mode="after")
     def _names_exist(self) -> StudyFile:
-        named = [("plan", block.regimes, block.variants) for block in self.plan]
-        named += [(f"published.{k}", [p.regime], [*p.accuracy]) for k, p in self.published.items()]
-        for where, regimes, variants in named:
+        for block in self.plan:
             for kind, names, known in (
-                ("regime", regimes, self.regimes),
-                ("variant", variants, self.variants),
+                ("regime", block.regimes, self.regimes),
+                ("variant", block.variants, self.variants),
             ):
                 for name in names:
                     if name not in known:
-                        raise ValueError(f"{where}: {kind} {name!r}: expected one of {[*known]}")
+                        raise ValueError(f"plan: {kind} {name!r}: expected one of {[*known]}")
         if self.baseline not in self.variants:
             raise ValueError(f"baseline={self.baseline!r}: expected one of {[*self.variants]}")
         return self
@@ -226,19 +215,6 @@ def overrides(settings: dict[str, Any], data: Path) -> list[str]:
     ]
 
 
-#: pydantic's type of an error -> what is expected; its other texts say so themselves.
-_EXPECTED = {
-    "int": "a whole number",
-    "float": "a number",
-    "string": "text",
-    "list": "a list",
-    "dict": "a mapping of keys to values",
-    "model": "a mapping of keys to values",
-    "too_short": "{min_length} or more entries",
-    "greater_than_equal": "{ge} or more",
-}
-
-
 def _said(error: ValidationError) -> str:
     """The first error in one line: key, value, what is expected."""
     first = error.errors()[0]
@@ -253,18 +229,17 @@ def _said(error: ValidationError) -> str:
     if kind == "value_error":
         said = first["msg"].removeprefix("Value error, ")
         return f"{key}: {said}" if key else said
-    found = _EXPECTED.get(kind) or _EXPECTED.get(kind.partition("_")[0])
-    expected = found.format(**first.get("ctx", {})) if found else first["msg"]
     shown = json.dumps(given, default=str)
     shown = shown if len(shown) <= 60 else f"{shown[:60]}..."
-    return f"{key}={shown}: expected {expected}"
+    expected = first["msg"].replace("Input should be", "expected")
+    return f"{key}={shown}: {expected}"
 
 
 def _keys_beside(place: tuple[int | str, ...]) -> list[str]:
     """The keys that the section of a file has, in which the last one of ``place`` is unknown."""
     sections: dict[str, type[BaseModel]] = {
         "regimes": Regime, "variants": Variant, "sharpness": Sharpness, "accuracy": Accuracy,
-        "plan": Block, "published": Published,
+        "plan": Block,
     }  # fmt: skip
     section = sections.get(str(place[0]), StudyFile) if len(place) > 1 else StudyFile
     return list(section.model_fields)

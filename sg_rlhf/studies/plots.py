@@ -1,10 +1,9 @@
-"""The picture of a study: every variant beside the baseline."""
+"""The picture of a study: every variant compared with the baseline."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,76 +12,70 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from sg_rlhf.common import figures
 from sg_rlhf.studies.plan import Study
-from sg_rlhf.studies.results import geometric_mean, interval
+from sg_rlhf.studies.results import geometric_mean, interval, main_accuracy
 
 #: Colour of a mean and its interval.
 RING = "#222222"
 
 
 def plot_differences(study: Study, rows: list[dict[str, Any]], path: Path) -> None:
-    """Each variant beside the baseline, paired: held-out accuracy, and the peak of the norm.
+    """Each variant compared with the baseline, paired: accuracy, and the peak of the norm.
 
     A dot is a regime and a seed. A ring is the mean over the seeds where a variant was run in one
-    regime, and else that over the regimes' means (`study_results.over_regimes`), with its interval.
+    regime, else over the regimes' means, with its interval.
     """
-    paired = [row for row in rows if "held_out_after_difference" in row]
+    main = main_accuracy(rows)
+    paired = [row for row in rows if "difference" in row.get(main, {})]
     variants = list(dict.fromkeys(row["variant"] for row in paired))[::-1]
     regimes = [name for name in study.file.regimes if any(r["regime"] == name for r in paired)]
     figure = Figure(figsize=(9, 1.3 + 0.3 * len(variants)), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
-    for axes, key, title in (
-        (left, "held_out_after_difference", "held-out accuracy"),
-        (right, "grad_norm_peak_ratio", "largest gradient norm / median"),
+    for row in paired:
+        y, color = variants.index(row["variant"]), f"C{regimes.index(row['regime'])}"
+        of_axes = ((left, row[main]["difference"]), (right, row["grad_norm_peak_ratio"]))
+        for axes, entry in of_axes:
+            values = entry["values"]
+            axes.plot(values, [y] * len(values), ".", color=color, ms=7, alpha=0.8)
+    for y, variant in enumerate(variants):
+        of_variant = [row for row in paired if row["variant"] == variant]
+        differences = [row[main]["difference"] for row in of_variant]
+        ratios = [row["grad_norm_peak_ratio"] for row in of_variant]
+        sample = _sample(differences)
+        mean, half = statistics.fmean(sample), interval(sample)
+        _ring(left, y, mean, mean - half, mean + half)
+        _ring(right, y, *geometric_mean(_sample(ratios)))
+    of_set = main.removesuffix("_after")
+    for axes, title, neutral in (
+        (left, f"{of_set} accuracy: difference to", 0.0),
+        (right, "largest gradient norm / median: ratio to", 1.0),
     ):
-        for position, variant in enumerate(variants):
-            of_variant = [row for row in paired if row["variant"] == variant]
-            for row in of_variant:
-                values = row[key]["values"]
-                color = f"C{regimes.index(row['regime'])}"
-                axes.plot(values, [position] * len(values), ".", color=color, ms=7, alpha=0.8)
-            sample = of_variant[0][key]["values"]
-            if len(of_variant) > 1:
-                sample = [row[key]["mean"] for row in of_variant]
-            _mean_and_interval(axes, position, sample, logarithmic=axes is right)
-        axes.axvline(1.0 if axes is right else 0.0, color="#888888", lw=0.8, ls="--")
-        _frame(axes, f"{title}, beside {study.file.baseline}")
+        axes.axvline(neutral, color="#888888", lw=0.8, ls="--")
+        axes.set_title(f"{title} {study.file.baseline}", loc="left", fontsize=10)
+        axes.grid(True, axis="x", color="#e3e6ea")
+        axes.spines[["top", "right"]].set_visible(False)
     left.set_yticks(range(len(variants)), variants)
     left.set_ylim(-0.6, len(variants) - 0.4)
-    left.set_xlabel("difference")
-    right.set_xlabel("ratio")
-    _logarithmic(right)
+    right.set_xscale("log")
+    right.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    right.xaxis.set_major_formatter("{x:g}")
+    right.xaxis.set_minor_formatter(NullFormatter())
     # An interval of a few pairs would take all the room there is.
-    ratios = [value for row in paired for value in row["grad_norm_peak_ratio"]["values"]]
-    right.set_xlim(min(ratios) / 1.5, max(ratios) * 1.5)
+    values = [value for row in paired for value in row["grad_norm_peak_ratio"]["values"]]
+    right.set_xlim(min(values) / 1.5, max(values) * 1.5)
     for index, regime in enumerate(regimes):
         left.plot([], [], ".", color=f"C{index}", ms=7, label=regime)
     figure.legend(loc="outside lower center", ncols=len(regimes), frameon=False, fontsize=9)
     figures.save(figure, path, dpi=130)
 
 
-def _frame(axes: Any, title: str) -> None:
-    axes.set_title(title, loc="left", fontsize=10)
-    axes.grid(True, axis="x", color="#e3e6ea")
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+def _sample(of_regimes: list[dict[str, Any]]) -> list[float]:
+    """The seeds of one regime, or the means of several."""
+    if len(of_regimes) == 1:
+        return list(of_regimes[0]["values"])
+    return [entry["mean"] for entry in of_regimes]
 
 
-def _logarithmic(axes: Any) -> None:
-    axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.xaxis.set_minor_formatter(NullFormatter())
-
-
-def _mean_and_interval(
-    axes: Any, position: int, values: Sequence[float], *, logarithmic: bool
-) -> None:
-    """Draw a ring at the mean (the geometric one on a logarithmic axis), and its interval."""
-    if logarithmic:
-        mean, low, high = geometric_mean(values)
-    else:
-        mean, half = statistics.fmean(values), interval(values)
-        low, high = mean - half, mean + half
-    axes.plot(mean, position, "o", mfc="none", mec=RING, ms=8)
+def _ring(axes: Any, y: int, mean: float, low: float, high: float) -> None:
+    axes.plot(mean, y, "o", mfc="none", mec=RING, ms=8)
     if not math.isnan(low):
-        axes.errorbar(mean, position, xerr=[[mean - low], [high - mean]], color=RING, capsize=3)
+        axes.errorbar(mean, y, xerr=[[mean - low], [high - mean]], color=RING, capsize=3)

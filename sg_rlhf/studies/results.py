@@ -14,12 +14,11 @@ from typing import Any
 from scipy import stats
 
 from sg_rlhf.common.atomic_io import write_whole
+from sg_rlhf.common.statistics import spikes
 from sg_rlhf.config import ConfigError
 from sg_rlhf.data_io import strict_json
-from sg_rlhf.report.figures import spikes
 from sg_rlhf.run_dir import jsonl_log
 from sg_rlhf.studies.plan import Cell, Study
-from sg_rlhf.weights.describe import RecipeLoss
 
 #: All runs of a study in one file, as it is published.
 RECORD = "results.jsonl.gz"
@@ -92,10 +91,6 @@ def _collect(
             figures[f"gap_{name}"] = figures[f"train_{name}"] - figures[f"held_out_{name}"]
     if sharpness is not None:
         figures["sharpness"] = sharpness["results"][0]["sharpness"]
-        figures["sharpness_first_order"] = sharpness["results"][0]["first_order"]
-    tokens = token_probs(steps)
-    for name, counts in tokens.items():
-        figures[f"sure_{name}"] = counts[-1] / sum(counts)
     curves = {
         "reward": _rounded(metrics, "rollout/reward_mean", 4),
         "response_length": _rounded(metrics, "rollout/response_length_mean", 1),
@@ -107,7 +102,6 @@ def _collect(
     return {
         "figures": figures,
         "curves": curves,
-        **({"prob_hist": tokens} if tokens else {}),
         "sharpness": sharpness,
         "accuracy": accuracy,
         "versions": environment["versions"],
@@ -122,23 +116,6 @@ def _numbers(rows: Sequence[dict[str, Any]], key: str) -> list[float]:
 
 def _rounded(rows: Sequence[dict[str, Any]], key: str, digits: int) -> list[float | None]:
     return [None if row[key] is None else round(row[key], digits) for row in rows]
-
-
-def token_probs(steps: Sequence[dict[str, Any]]) -> dict[str, list[int]]:
-    """Tokens in equal bins of p, of the ``first`` and of the ``last`` rollout that was trained on.
-
-    p is the token's probability under the policy at the update, at the rollout's temperature; the
-    bins are those of ``sg/prob_hist``, so the last of 20 is p >= .95. {} where no step has tokens,
-    and for runs that log no histogram.
-    """
-    found = {}
-    for name, at in (("first", 0), ("last", -1)):
-        rollout = steps[at].get("global_step")
-        rows = [row.get("sg/prob_hist") for row in steps if row.get("global_step") == rollout]
-        counts = [round(sum(bins)) for bins in zip(*filter(None, rows), strict=True)]
-        if sum(counts):
-            found[name] = counts
-    return found
 
 
 def norm_figures(norms: list[float]) -> dict[str, float]:
@@ -208,11 +185,18 @@ def geometric_mean(values: Sequence[float]) -> tuple[float, float, float]:
     return math.exp(middle), math.exp(middle - half), math.exp(middle + half)
 
 
-def summarize(study: Study, cells: Iterable[tuple[Cell, dict[str, Any]]]) -> list[dict[str, Any]]:
-    """A row per regime and variant: means over seeds, and the difference to the baseline.
+def main_accuracy(rows: Iterable[dict[str, Any]]) -> str:
+    """The figure that variants are compared by: of the set ``held_out``, else of all sets."""
+    return "held_out_after" if any("held_out_after" in row for row in rows) else "eval_after"
 
-    A difference is paired: the baseline of the same regime and seed is subtracted first. The ratio
-    of gradient-norm peaks is paired likewise, a geometric mean with the interval of its logarithm.
+
+def summarize(study: Study, cells: Iterable[tuple[Cell, dict[str, Any]]]) -> list[dict[str, Any]]:
+    """A row per regime and variant: each figure's mean over seeds, and its ``difference`` to the
+    baseline.
+
+    A difference is paired: the baseline of the same regime and seed is subtracted first. So is
+    ``grad_norm_peak_ratio``, a geometric mean with the interval of its logarithm. It is a ratio,
+    as one spike of one seed would be all of a mean of differences.
     """
     figures = {(c.regime, c.variant, c.seed): found["figures"] for c, found in cells}
     groups: dict[tuple[str, str], list[int]] = {}
@@ -222,135 +206,29 @@ def summarize(study: Study, cells: Iterable[tuple[Cell, dict[str, Any]]]) -> lis
     rows = []
     for (regime, variant), seeds in groups.items():
         runs = [figures[regime, variant, seed] for seed in seeds]
+        bases = [figures.get((regime, study.file.baseline, seed), {}) for seed in seeds]
+        pairs = list(zip(runs, bases, strict=True)) if variant != study.file.baseline else []
         row: dict[str, Any] = {"regime": regime, "variant": variant, "seeds": seeds}
         for key in dict.fromkeys(key for run in runs for key in run):
             values = [run[key] for run in runs if run.get(key) is not None]
+            differences = [
+                run[key] - base[key]
+                for run, base in pairs
+                if run.get(key) is not None and base.get(key) is not None
+            ]
             if values:
-                row[key] = {
-                    "mean": statistics.fmean(values), "ci95": interval(values), "values": values
-                }  # fmt: skip
-        pairs = [
-            (figures[regime, variant, seed], figures[regime, study.file.baseline, seed])
-            for seed in seeds
-            if (regime, study.file.baseline, seed) in figures and variant != study.file.baseline
-        ]
-        for key in ("held_out_after", "larger_after", "grad_norm_std", "sharpness"):
-            differences = [a[key] - b[key] for a, b in pairs if key in a and key in b]
+                row[key] = _mean(values)
             if differences:
-                row[f"{key}_difference"] = _difference(differences)
-        # A ratio, as it multiplies: one spike of one seed would be all of a mean of differences.
-        ratios = [a["grad_norm_peak"] / b["grad_norm_peak"] for a, b in pairs]
+                row[key]["difference"] = _mean(differences)
+        ratios = [run["grad_norm_peak"] / base["grad_norm_peak"] for run, base in pairs if base]
         if ratios:
-            row["grad_norm_peak_ratio"] = _ratio(ratios)
+            mean, low, high = geometric_mean(ratios)
+            row["grad_norm_peak_ratio"] = {
+                "mean": mean, "ci95_low": low, "ci95_high": high, "values": ratios
+            }  # fmt: skip
         rows.append(row)
     return rows
 
 
-def over_regimes(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What each variant that was run in several regimes makes of the baseline, over all of them.
-
-    The regimes are the sample: a regime's mean over its seeds is one value of it, so seeds of one
-    regime, which agree more with each other than with another regime's, do not count as
-    independent, and a regime with more seeds does not count for more. ``values`` are the pairs.
-    """
-    found = []
-    for variant in dict.fromkeys(row["variant"] for row in rows):
-        of_variant = [
-            row for row in rows if row["variant"] == variant and "held_out_after_difference" in row
-        ]
-        if len(of_variant) < 2:
-            continue
-        entry = {"variant": variant, "regimes": [row["regime"] for row in of_variant]}
-        for key, summary in (
-            ("held_out_after_difference", _difference),
-            ("grad_norm_peak_ratio", _ratio),
-        ):
-            pairs = [value for row in of_variant for value in row[key]["values"]]
-            regimes = summary([row[key]["mean"] for row in of_variant])
-            entry[key] = {**regimes, "pairs": len(pairs), "values": pairs}
-        found.append(entry)
-    return found
-
-
-def _difference(values: list[float]) -> dict[str, Any]:
-    return {
-        "mean": statistics.fmean(values), "ci95": interval(values), "pairs": len(values),
-        "values": values,
-    }  # fmt: skip
-
-
-def _ratio(values: list[float]) -> dict[str, Any]:
-    mean, low, high = geometric_mean(values)
-    return {
-        "mean": mean, "ci95_low": low, "ci95_high": high, "pairs": len(values), "values": values,
-    }  # fmt: skip
-
-
-def beside_published(study: Study, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each ranking that a paper prints, with our held-out accuracy of the same variants.
-
-    rank_correlation is Spearman's between the printed accuracies and ours, ties at their mean rank:
-    of the means over seeds (``mean``), and of each seed that every variant has (``values``). It is
-    absent while a variant of the ranking has no run. dead_zones: see `dead_zones`.
-    """
-    found = []
-    for name, published in study.file.published.items():
-        ours = {
-            row["variant"]: row
-            for row in rows
-            if row["regime"] == published.regime
-            and row["variant"] in published.accuracy
-            and "held_out_after" in row
-        }
-        if not ours:
-            continue
-        entry: dict[str, Any] = {
-            "name": name,
-            "about": published.about,
-            "variants": [
-                {
-                    "variant": variant,
-                    "published": accuracy,
-                    "dead_zones": dead_zones(study, published.regime, variant),
-                    **{
-                        key: ours[variant][key]
-                        for key in ("held_out_after", "zeroed_pos")
-                        if key in ours.get(variant, {})
-                    },
-                }
-                for variant, accuracy in published.accuracy.items()
-            ],
-        }
-        if len(ours) == len(published.accuracy):
-            chosen = [ours[variant] for variant in published.accuracy]
-            printed = list(published.accuracy.values())
-            by_seed = [
-                dict(zip(row["seeds"], row["held_out_after"]["values"], strict=True))
-                for row in chosen
-            ]
-            common = [seed for seed in by_seed[0] if all(seed in row for row in by_seed)]
-            entry["rank_correlation"] = {
-                "mean": _spearman(printed, [row["held_out_after"]["mean"] for row in chosen]),
-                "seeds": common,
-                "values": [_spearman(printed, [row[seed] for row in by_seed]) for seed in common],
-            }
-        found.append(entry)
-    return found
-
-
-def dead_zones(study: Study, regime: str, variant: str) -> dict[str, list[float] | None]:
-    """(first, last) p whose token has no policy gradient on-policy, by the sign of its advantage.
-
-    None where there is none, or where the weight is no function of p.
-    """
-    config = study.config(Cell(regime, variant, study.file.seeds[0]), Path("data"))
-    rule = RecipeLoss.of(config, allow_constant=True)
-    zones = {dead.kind: dead.zone for dead in rule.dead_zones()}
-    return {
-        sign: [round(p, 4) for p in zone] if (zone := zones.get(sign)) else None
-        for sign in ("positive", "negative")
-    }
-
-
-def _spearman(x: Sequence[float], y: Sequence[float]) -> float:
-    return float(stats.spearmanr(x, y).statistic)
+def _mean(values: list[float]) -> dict[str, Any]:
+    return {"mean": statistics.fmean(values), "ci95": interval(values), "values": values}
