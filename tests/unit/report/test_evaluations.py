@@ -123,6 +123,16 @@ def test_every_set_has_a_panel_with_its_own_numbers(tmp_path: Path, seeds: int) 
         assert list(mean.get_ydata()) == pytest.approx([sum(v) / seeds for v in values])
 
 
+def test_seeds_of_equal_accuracy_are_drawn(run: Run) -> None:
+    """The mean of three times .7 is below .7 in floating point."""
+    seeds = tuple(
+        replace(run, evaluations=[{"global_step": 1, "eval_accuracy": 0.7}], settings={})
+        for _ in range(3)
+    )
+    figure = catalogue.draw(_entry("accuracy"), [Group("run", seeds)])
+    assert pytest.approx(figure.axes[0].lines[-1].get_ydata()[0]) == 0.7
+
+
 def test_a_run_of_one_data_set_has_a_panel_per_source(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "run"))
     figure = catalogue.draw(_entry("accuracy_by_set"), [Group("run", (run,))])
