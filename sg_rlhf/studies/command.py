@@ -132,17 +132,12 @@ def run_cells(runner: Runner, cells: list[Cell]) -> list[str]:
 
 def describe(cell: Cell, figures: dict[str, Any]) -> str:
     """One line of a finished cell."""
-    names = [name for name in ("held_out", "larger") if f"{name}_after" in figures]
-    if not names and "eval_after" in figures:
-        names = ["eval"]
-    accuracy = ", ".join(
-        # A set that is only measured at the end has no accuracy before.
-        f"{name} "
-        + (f"{figures[f'{name}_before']:.3f} -> " if f"{name}_before" in figures else "")
-        + f"{figures[f'{name}_after']:.3f}"
-        for name in names
-    )
-    return f"{cell.name}: {accuracy}, largest gradient norm {figures['grad_norm_max']:.3g}"
+    key = study_results.main_accuracy([figures])
+    name = key.removesuffix("_after")
+    # A run that does not evaluate at its start has no accuracy before.
+    before = f"{figures[f'{name}_before']:.3f} -> " if f"{name}_before" in figures else ""
+    accuracy = f"{name} {before}{figures[key]:.3f}, " if key in figures else ""
+    return f"{cell.name}: {accuracy}largest gradient norm {figures['grad_norm_max']:.3g}"
 
 
 def overview(states: Sequence[State]) -> str:

@@ -173,9 +173,11 @@ class Runner:
         with self._sampling:  # one batch for all cells, from the model that they start from
             if not batch.exists():
                 start = self.runs / f"start_of_{name}"
-                self._measure(self._value("actor.model_name_or_path"), batch, start, log, device)
+                first = self._value("actor.model_name_or_path")
+                self._run(self.sharpness_arguments(first, batch, start), log, device)
         if not result.exists():
-            self._measure(final_checkpoint(run_dir), batch, result, log, device)
+            last = final_checkpoint(run_dir)
+            self._run(self.sharpness_arguments(last, batch, result), log, device)
         measured: dict[str, Any] = json.loads(result.read_text())["models"][0]
         measured.pop("model")
         return measured
@@ -204,24 +206,15 @@ class Runner:
     def _value(self, key: str) -> str:
         return str(self.study.config(next(self.study.cells()), self.data).value(key))
 
-    def _measure(
-        self, model: str | Path, batch: Path, result: Path, log: Path, device: str | None
-    ) -> None:
-        command = [
-            "-m",
-            "sg_rlhf.measure.sharpness",
-            *self.sharpness_arguments(model, batch, result),
-        ]
-        self._run(command, log, device)
-
     def sharpness_arguments(self, model: str | Path, batch: Path, result: Path) -> list[str]:
-        """The arguments of ``python -m sg_rlhf.measure.sharpness`` for one checkpoint."""
+        """The arguments of ``python`` that measure the sharpness of one checkpoint."""
         settings = self.study.file.sharpness
         assert settings is not None
         return [
-            "--model", str(model), "--reward", self._value("reward.remote_url"),
-            "--batch", str(batch), "--data", settings.data.replace(DATA, str(self.data)),
-            "--rho", *map(str, settings.rho), "--json", str(result), *settings.arguments.split(),
+            "-m", "sg_rlhf.measure.sharpness", "--model", str(model),
+            "--reward", self._value("reward.remote_url"), "--batch", str(batch),
+            "--data", settings.data.replace(DATA, str(self.data)), "--rho", *map(str, settings.rho),
+            "--json", str(result), *settings.arguments.split(),
         ]  # fmt: skip
 
     def _run(self, arguments: list[str], log: Path, device: str | None) -> None:

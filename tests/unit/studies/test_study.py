@@ -76,7 +76,8 @@ def test_the_sharpness_of_a_shipped_study_is_a_command_line(path: Path, tmp_path
     if runner.study.file.sharpness is None:
         pytest.skip("it measures none")
     argv = runner.sharpness_arguments("model", tmp_path / "batch.json", tmp_path / "result.json")
-    parsed = sharpness.parse_arguments(argv)
+    assert argv[:2] == ["-m", "sg_rlhf.measure.sharpness"]
+    parsed = sharpness.parse_arguments(argv[2:])
     assert parsed.model == ["model"] and parsed.rho and parsed.prompts == 16
 
 
