@@ -14,7 +14,7 @@ import re
 import subprocess
 import sys
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 #: Memory in a hardware name, GB -> least MiB that such a GPU reports (an A10 of 24 GB: 23,028).
 SIZES = {80: 75_000, 40: 39_000, 24: 22_000}
@@ -36,8 +36,7 @@ MODELS = {
 HOST_GIB = {UP_TO_8B: (160, 36), UP_TO_3B: (67, 20)}
 
 
-@dataclass(frozen=True)
-class GpuType:
+class GpuType(NamedTuple):
     """A GPU type.
 
     Attributes:
@@ -50,7 +49,6 @@ class GpuType:
         nvlink: to the others of its node, GB/s in one direction; 0 where it has none.
         pcie: to the host, GB/s in one direction.
         network: to other nodes, GB/s in one direction and per GPU, of the maker's own machine.
-        source: where the figures are from.
     """
 
     name: str
@@ -62,81 +60,29 @@ class GpuType:
     nvlink: float
     pcie: float
     network: float
-    source: str
 
 
-#: By the name that ``--hardware`` takes. The first whose pattern fits a device is its type.
-GPUS: dict[str, GpuType] = {
-    "a100-40gb": GpuType(
-        name="A100 40 GB", pattern=r"A100.*40GB", memory_gb=40, usable_gib=39.4, tflops=312,
-        bandwidth=1555, nvlink=300, pcie=32, network=25, source="NVIDIA A100 data sheet; DGX A100",
-    ),
-    "a100": GpuType(
-        name="A100 80 GB", pattern=r"A100", memory_gb=80, usable_gib=79.2, tflops=312,
-        bandwidth=2039, nvlink=300, pcie=32, network=25, source="NVIDIA A100 data sheet; DGX A100",
-    ),
-    "a800": GpuType(
-        name="A800 80 GB", pattern=r"A800", memory_gb=80, usable_gib=79.2, tflops=312,
-        bandwidth=2039, nvlink=200, pcie=32, network=25, source="NVIDIA A800 data sheet",
-    ),
-    "h100-pcie": GpuType(
-        name="H100 PCIe 80 GB", pattern=r"H100.*PCIe", memory_gb=80, usable_gib=79.1, tflops=756,
-        bandwidth=2000, nvlink=0, pcie=64, network=12.5, source="NVIDIA H100 data sheet",
-    ),
-    "h100": GpuType(
-        name="H100 80 GB", pattern=r"H100", memory_gb=80, usable_gib=79.1, tflops=989,
-        bandwidth=3350, nvlink=450, pcie=64, network=50, source="NVIDIA H100 data sheet; DGX H100",
-    ),
-    "h800": GpuType(
-        name="H800 80 GB", pattern=r"H800", memory_gb=80, usable_gib=79.1, tflops=989,
-        bandwidth=3350, nvlink=200, pcie=64, network=50, source="NVIDIA H800 data sheet",
-    ),
-    "h200": GpuType(
-        name="H200 141 GB", pattern=r"H200", memory_gb=141, usable_gib=139.8, tflops=989,
-        bandwidth=4800, nvlink=450, pcie=64, network=50, source="NVIDIA H200 data sheet; DGX H200",
-    ),
-    "b200": GpuType(
-        name="B200 180 GB", pattern=r"B200", memory_gb=180, usable_gib=178.3, tflops=2250,
-        bandwidth=7700, nvlink=900, pcie=64, network=50, source="NVIDIA DGX B200 data sheet",
-    ),
-    "l40s": GpuType(
-        name="L40S 48 GB", pattern=r"L40S", memory_gb=48, usable_gib=44.4, tflops=362,
-        bandwidth=864, nvlink=0, pcie=32, network=12.5, source="NVIDIA L40S data sheet",
-    ),
-    "6000ada": GpuType(
-        name="RTX 6000 Ada 48 GB", pattern=r"RTX 6000 Ada", memory_gb=48, usable_gib=47.5,
-        tflops=364, bandwidth=960, nvlink=0, pcie=32, network=12.5,
-        source="NVIDIA RTX 6000 Ada data sheet",
-    ),
-    "a6000": GpuType(
-        name="RTX A6000 48 GB", pattern=r"RTX A6000", memory_gb=48, usable_gib=47.5, tflops=155,
-        bandwidth=768, nvlink=56, pcie=32, network=12.5, source="NVIDIA RTX A6000 data sheet",
-    ),
-    "a40": GpuType(
-        name="A40 48 GB", pattern=r"A40\b", memory_gb=48, usable_gib=44.4, tflops=150,
-        bandwidth=696, nvlink=56, pcie=32, network=12.5, source="NVIDIA A40 data sheet",
-    ),
-    "5090": GpuType(
-        name="RTX 5090 32 GB", pattern=r"RTX 5090", memory_gb=32, usable_gib=31.4, tflops=210,
-        bandwidth=1792, nvlink=0, pcie=64, network=1.25,
-        source="NVIDIA RTX Blackwell architecture paper",
-    ),
-    "4090": GpuType(
-        name="RTX 4090 24 GB", pattern=r"RTX 4090", memory_gb=24, usable_gib=23.6, tflops=165,
-        bandwidth=1008, nvlink=0, pcie=32, network=1.25, source="NVIDIA Ada architecture paper",
-    ),
-    "3090": GpuType(
-        name="RTX 3090 24 GB", pattern=r"RTX 3090", memory_gb=24, usable_gib=23.7, tflops=71,
-        bandwidth=936, nvlink=0, pcie=32, network=1.25, source="NVIDIA GA102 architecture paper",
-    ),
-    "l4": GpuType(
-        name="L4 24 GB", pattern=r"L4\b", memory_gb=24, usable_gib=22.0, tflops=121,
-        bandwidth=300, nvlink=0, pcie=32, network=6.25, source="NVIDIA L4 data sheet",
-    ),
-    "a10": GpuType(
-        name="A10 24 GB", pattern=r"A10G?\b", memory_gb=24, usable_gib=22.0, tflops=125,
-        bandwidth=600, nvlink=0, pcie=32, network=6.25, source="NVIDIA A10 data sheet",
-    ),
+#: By the name that ``--hardware`` takes. The first whose pattern fits a device is its type. Figures
+#: are from NVIDIA's data sheets of the GPUs and of the DGX A100, H100, H200 and B200; of the RTX
+#: 3090, 4090 and 5090 from the papers on GA102, Ada and Blackwell.
+GPUS = {
+    "a100-40gb": GpuType("A100 40 GB",       r"A100.*40GB",  40,  39.4,  312, 1555, 300, 32,   25),
+    "a100": GpuType("A100 80 GB",            r"A100",        80,  79.2,  312, 2039, 300, 32,   25),
+    "a800": GpuType("A800 80 GB",            r"A800",        80,  79.2,  312, 2039, 200, 32,   25),
+    "h100-pcie": GpuType("H100 PCIe 80 GB",  r"H100.*PCIe",  80,  79.1,  756, 2000,   0, 64, 12.5),
+    "h100": GpuType("H100 80 GB",            r"H100",        80,  79.1,  989, 3350, 450, 64,   50),
+    "h800": GpuType("H800 80 GB",            r"H800",        80,  79.1,  989, 3350, 200, 64,   50),
+    "h200": GpuType("H200 141 GB",           r"H200",       141, 139.8,  989, 4800, 450, 64,   50),
+    "b200": GpuType("B200 180 GB",           r"B200",       180, 178.3, 2250, 7700, 900, 64,   50),
+    "l40s": GpuType("L40S 48 GB",            r"L40S",        48,  44.4,  362,  864,   0, 32, 12.5),
+    "6000ada": GpuType("RTX 6000 Ada 48 GB", r"6000 Ada",    48,  47.5,  364,  960,   0, 32, 12.5),
+    "a6000": GpuType("RTX A6000 48 GB",      r"RTX A6000",   48,  47.5,  155,  768,  56, 32, 12.5),
+    "a40": GpuType("A40 48 GB",              r"A40\b",       48,  44.4,  150,  696,  56, 32, 12.5),
+    "5090": GpuType("RTX 5090 32 GB",        r"RTX 5090",    32,  31.4,  210, 1792,   0, 64, 1.25),
+    "4090": GpuType("RTX 4090 24 GB",        r"RTX 4090",    24,  23.6,  165, 1008,   0, 32, 1.25),
+    "3090": GpuType("RTX 3090 24 GB",        r"RTX 3090",    24,  23.7,   71,  936,   0, 32, 1.25),
+    "l4": GpuType("L4 24 GB",                r"L4\b",        24,    22,  121,  300,   0, 32, 6.25),
+    "a10": GpuType("A10 24 GB",              r"A10G?\b",     24,    22,  125,  600,   0, 32, 6.25),
 }  # fmt: skip
 
 #: The type that a recipe's hardware is planned for where only a size is named: the commonest one.
