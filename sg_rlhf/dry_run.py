@@ -1,4 +1,4 @@
-"""``sg-rlhf train --dry-run``: what a recipe would run, or the same as a job file."""
+"""``sg-rlhf train --dry-run``: what a recipe would run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from sg_rlhf.config import Config, ConfigError, builtin_recipes
 from sg_rlhf.config.checks import input_files
 from sg_rlhf.config.run_paths import with_absolute_paths
 from sg_rlhf.config.upstream_flags import UpstreamMissing
-from sg_rlhf.launch.options import Options
 from sg_rlhf.overlay.driver.arguments import (
     UnsupportedHere,
     check_platform,
@@ -94,19 +93,3 @@ def command(arguments: argparse.Namespace, run_dir: Path) -> str:
     words = ["sg-rlhf", "train", *builtin_recipes.words(arguments.config)]
     words += ["--run-dir", str(run_dir), *redact_argv(arguments.overrides)]
     return shlex.join(words)
-
-
-def print_job(
-    config: Config, run_dir: Path, arguments: argparse.Namespace, options: Options
-) -> None:
-    """Print the run as a job file (``--dry-run --print KIND``), and nothing else."""
-    from sg_rlhf.launch.job import job_of, render
-
-    job = job_of(
-        config,
-        configs=arguments.config,
-        overrides=arguments.overrides,
-        run_dir=run_dir,
-        options=options,
-    )
-    print(render(job), end="")

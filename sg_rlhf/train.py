@@ -21,7 +21,7 @@ from sg_rlhf.config.checks import input_files
 from sg_rlhf.config.run_paths import run_dir_of, with_absolute_paths, with_run_dir
 from sg_rlhf.config.upstream_flags import UpstreamChanged
 from sg_rlhf.doctor.before_run import UnfitMachine, before_run
-from sg_rlhf.dry_run import dry_run, plan_run, print_job
+from sg_rlhf.dry_run import dry_run, plan_run
 from sg_rlhf.launch import options as launch_options
 from sg_rlhf.overlay.driver import model_revision, replay
 from sg_rlhf.overlay.driver import run as driver
@@ -181,6 +181,15 @@ def prepare(run: Run, args: argparse.Namespace, allowed: list[str]) -> Plan | No
     return plan
 
 
+def _job_file(run: Run, arguments: argparse.Namespace, options: launch_options.Options) -> str:
+    from sg_rlhf.launch.job import job_file  # jinja2, which no other command needs
+
+    return job_file(
+        run.config, configs=arguments.config, overrides=arguments.overrides,
+        run_dir=run.directory, options=options,
+    )  # fmt: skip
+
+
 def write_model_card(run_dir: Path) -> None:
     """Describe the final model; a run whose card cannot be written has trained all the same."""
     # Imported here: a dry run works without huggingface_hub.
@@ -203,7 +212,7 @@ def main(argv: list[str] | None = None) -> int:
                 workers = stack.enter_context(driver.fork_server_for_cpu())
             run = load(arguments)
             if job_options:
-                print_job(run.config, run.directory, arguments, job_options)
+                print(_job_file(run, arguments, job_options), end="")
                 return 0
             if arguments.dry_run:
                 dry_run(run.config, run.directory, run.loss_description, arguments)

@@ -8,7 +8,6 @@ import os
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -66,77 +65,11 @@ HF_FLAVORS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """A run as a job.
-
-    Attributes:
-        name: for the scheduler: lower-case letters, digits and hyphens.
-        recipe: the recipe's files.
-        printed_by: the command that prints this job file.
-        command: the run, for a shell; the working directory is that of the recipe's paths.
-        data: shell command that makes the training data; "" if the user must.
-        files: the local data files that the run reads.
-        run_dir: the run directory.
-        checkpoint: the file in it that names the latest checkpoint.
-        nodes: machines.
-        gpus: of each machine; 0 for a recipe without.
-        ranks: GPUs of each machine as Ray counts them; without GPUs they are processes.
-        gpu_types: for a cloud, any of them.
-        gpu_gb: memory of a GPU at least, GB; 0 without GPUs.
-        cpus: cores of each machine.
-        memory_gib: of each machine, GiB, with what is in its /dev/shm.
-        shared_memory_gib: of /dev/shm at most, GiB.
-        disk_gb: for checkpoints, model and packages, GB.
-        estimate: what the plan says of the time, one line; "" where it says nothing.
-        ray_version: of the run's environment; "" where it is not known here.
-        image: the container image; "" for none.
-        options: the options of the job file.
-    """
-
-    name: str
-    recipe: str
-    printed_by: str
-    command: str
-    data: str
-    files: tuple[str, ...]
-    run_dir: str
-    checkpoint: str
-    nodes: int
-    gpus: int
-    ranks: int
-    gpu_types: tuple[str, ...]
-    gpu_gb: int
-    cpus: int
-    memory_gib: int
-    shared_memory_gib: int
-    disk_gb: int
-    estimate: str
-    ray_version: str
-    image: str
-    options: Options
-
-    @property
-    def hf_flavor(self) -> str:
-        """The smallest machine of Hugging Face Jobs with these GPUs."""
-        flavors = HF_FLAVORS[self.gpu_gb]
-        return flavors[min(count for count in flavors if count >= self.gpus)]
-
-    @property
-    def machines(self) -> str:
-        """In words, for a comment."""
-        nodes = "one machine" if self.nodes == 1 else f"{self.nodes} machines"
-        gpus = "without a GPU" if not self.gpus else "with one GPU"
-        if self.gpus > 1:
-            gpus = f"with {self.gpus} GPUs"
-        return f"{nodes} {gpus}{' each' if self.nodes > 1 and self.gpus else ''}"
-
-
-def job_of(
+def job_file(
     config: Config, *, configs: Sequence[str], overrides: Sequence[str], run_dir: Path,
     options: Options,
-) -> Job:  # fmt: skip
-    """The job of a recipe.
+) -> str:  # fmt: skip
+    """The job file of a recipe, of the kind ``options.kind``.
 
     Args:
         config: the recipe, with what follows from the run directory.
@@ -168,29 +101,53 @@ def job_of(
     words = ["python", "-m", "sg_rlhf.train", *builtin_recipes.words(configs)]
     words += ["--run-dir", where, *overrides]
     shown = ["sg-rlhf", "train", *words[3:], "--dry-run", *options.words()]
-    return Job(
-        name=name_of(run_dir.name),
-        recipe=", ".join(configs),
-        printed_by=" ".join(shlex.join(shown).split()),
-        command=shlex.join(words),
-        data=data_commands.command_for(config),
-        files=local_data(config),
-        run_dir=where,
-        checkpoint=f"{relative(Path(config.value('ckpt.path')))}/_actor/latest",
-        nodes=nodes,
-        gpus=0 if on_cpu else ranks,
-        ranks=ranks,
-        gpu_types=() if on_cpu else CLOUD_GPUS[size],
-        gpu_gb=0 if on_cpu else size,
-        cpus=CORES_BESIDE + (1 if on_cpu else CORES_PER_GPU) * ranks,
-        memory_gib=memory,
-        shared_memory_gib=max(1, math.ceil(SHARED_MEMORY * memory)),
-        disk_gb=disk,
-        estimate=estimate,
-        ray_version=versions(["ray"]).get("ray", ""),
-        image=options.image or _image(options.kind, "cpu" if on_cpu else "cuda"),
-        options=options,
+    gpus, gpu_gb = (0, 0) if on_cpu else (ranks, size)
+    flavors = HF_FLAVORS[gpu_gb]
+    job = {
+        "name": name_of(run_dir.name),
+        "recipe": ", ".join(configs),
+        "machines": _in_words(nodes, gpus),
+        "printed_by": " ".join(shlex.join(shown).split()),
+        "command": shlex.join(words),  # in the folder that the recipe's paths start from
+        "data": data_commands.command_for(config),  # "" if the user must make it
+        "files": local_data(config),
+        "run_dir": where,
+        # The file that names the latest checkpoint.
+        "checkpoint": f"{relative(Path(config.value('ckpt.path')))}/_actor/latest",
+        "nodes": nodes,
+        "gpus": gpus,  # of each node, as the next ones
+        "ranks": ranks,  # GPUs as Ray counts them; without GPUs they are processes
+        "gpu_types": () if on_cpu else CLOUD_GPUS[size],
+        "gpu_gb": gpu_gb,
+        "hf_flavor": flavors[min((n for n in flavors if n >= gpus), default=0)],
+        "cpus": CORES_BESIDE + (1 if on_cpu else CORES_PER_GPU) * ranks,
+        "memory_gib": memory,  # with what is in /dev/shm
+        "shared_memory_gib": max(1, math.ceil(SHARED_MEMORY * memory)),
+        "disk_gb": disk,
+        "estimate": estimate,
+        "ray_version": versions(["ray"]).get("ray", ""),
+        "image": options.image or _image(options.kind, "cpu" if on_cpu else "cuda"),
+        "options": options,
+    }
+    environment = Environment(
+        loader=PackageLoader("sg_rlhf.launch"),
+        undefined=StrictUndefined,
+        autoescape=False,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
+    environment.filters["shell"] = shlex.quote
+    environment.filters["quoted"] = json.dumps  # a JSON string is one of YAML too
+    return environment.get_template(TEMPLATES[options.kind]).render(job=job)
+
+
+def _in_words(nodes: int, gpus: int) -> str:
+    machines = "one machine" if nodes == 1 else f"{nodes} machines"
+    if not gpus:
+        return f"{machines} without a GPU"
+    count = "one GPU" if gpus == 1 else f"{gpus} GPUs"
+    return f"{machines} with {count}{' each' if nodes > 1 else ''}"
 
 
 def machines(config: Config) -> tuple[int, int]:
@@ -263,18 +220,3 @@ def _image(kind: str, flavour: str) -> str:
     """The default image: Kubernetes and Hugging Face need one, that of our Dockerfiles."""
     needed = kind in ("kuberay", "hfjobs")
     return f"sg-rlhf:{sg_rlhf.__version__}-{flavour}" if needed else ""
-
-
-def render(job: Job) -> str:
-    """The job file of ``job.options.kind``."""
-    environment = Environment(
-        loader=PackageLoader("sg_rlhf.launch"),
-        undefined=StrictUndefined,
-        autoescape=False,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters["shell"] = shlex.quote
-    environment.filters["quoted"] = json.dumps  # a JSON string is one of YAML too
-    return environment.get_template(TEMPLATES[job.options.kind]).render(job=job)

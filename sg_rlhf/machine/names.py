@@ -81,8 +81,8 @@ GPUS = {
     "5090": GpuType("RTX 5090 32 GB",        r"RTX 5090",    32,  31.4,  210, 1792,   0, 64, 1.25),
     "4090": GpuType("RTX 4090 24 GB",        r"RTX 4090",    24,  23.6,  165, 1008,   0, 32, 1.25),
     "3090": GpuType("RTX 3090 24 GB",        r"RTX 3090",    24,  23.7,   71,  936,   0, 32, 1.25),
-    "l4": GpuType("L4 24 GB",                r"L4\b",        24,    22,  121,  300,   0, 32, 6.25),
-    "a10": GpuType("A10 24 GB",              r"A10G?\b",     24,    22,  125,  600,   0, 32, 6.25),
+    "l4": GpuType("L4 24 GB",                r"L4\b",        24,  22.0,  121,  300,   0, 32, 6.25),
+    "a10": GpuType("A10 24 GB",              r"A10G?\b",     24,  22.0,  125,  600,   0, 32, 6.25),
 }  # fmt: skip
 
 #: The type that a recipe's hardware is planned for where only a size is named: the commonest one.
