@@ -22,7 +22,7 @@ from sg_rlhf.config import load_config  # noqa: E402
 from sg_rlhf.config.builtin_recipes import CONFIGS  # noqa: E402
 from sg_rlhf.machine.hardware import of_gpus  # noqa: E402
 from sg_rlhf.plan import overview  # noqa: E402
-from sg_rlhf.plan.choice import Choice, fastest  # noqa: E402
+from sg_rlhf.plan.of_recipe import Plan, fastest  # noqa: E402
 from sg_rlhf.plan.run_shape import RunShape, run_shape  # noqa: E402
 from sg_rlhf.plan.time import PARTS  # noqa: E402
 
@@ -47,7 +47,7 @@ def recipe(model: str) -> RunShape:
 
 
 @cache
-def chosen(model: str, gpus: int) -> Choice | None:
+def chosen(model: str, gpus: int) -> Plan | None:
     """The fastest settings that fit on H100s of 80 GB, eight per node; None if none fit."""
     nodes, of_node = max(1, gpus // 8), min(8, gpus)
     run = replace(recipe(model), nodes=nodes, gpus_per_node=of_node, engines=gpus)
@@ -67,7 +67,7 @@ def scale_table() -> list[str]:
             if choice is None:
                 cells.append("-")
                 continue
-            seconds = choice.time.seconds
+            seconds = choice.seconds
             cells.append(f"{seconds:.0f} s, {100 * gpus * seconds / 3600:.0f} h")
         lines.append(f"| {model} | {' | '.join(cells)} |")
     return lines
@@ -89,7 +89,7 @@ def draw() -> None:
         found = {gpus: choice for gpus in GPUS if (choice := chosen(model, gpus))}
         foot = [0.0] * len(found)
         for part in PARTS:
-            heights = [choice.time.parts[part] for choice in found.values()]
+            heights = [choice.time.parts[part] for choice in found.values() if choice.time]
             labels = [str(gpus) for gpus in found]
             axis.bar(labels, heights, bottom=foot, color=colours[part], label=part)
             foot = [a + b for a, b in zip(foot, heights, strict=True)]

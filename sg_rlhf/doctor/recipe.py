@@ -18,7 +18,7 @@ from sg_rlhf.doctor.checks import CPU_HOST_GIB, SLACK, Needs, settings_for, used
 from sg_rlhf.doctor.facts import Facts
 from sg_rlhf.machine.hardware import of_machine
 from sg_rlhf.machine.names import SIZES, size_of
-from sg_rlhf.plan.memory import MemoryPlan, memory_plan
+from sg_rlhf.plan.memory import MemoryPlan
 from sg_rlhf.plan.phases import DOWNLOAD, PROCESSES
 from sg_rlhf.plan.run_shape import run_shape
 
@@ -92,7 +92,7 @@ def judge(recipe: Recipe, facts: Facts, *, cached: bool = False) -> tuple[Needs,
         host_memory_gib=facts.memory_gib or float("inf"),
         nodes=needs.nodes,
     )
-    plan = memory_plan(shape, hardware)
+    plan = MemoryPlan(shape, hardware)
     host, download = plan.host_gib, plan.disk.get(DOWNLOAD, 0) / 1e9
     if not needs.gpus:  # the tiny model's measured peak has its processes in it
         host = max(CPU_HOST_GIB, host - plan.host.get(PROCESSES, 0) / 2**30)

@@ -7,20 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 from sg_rlhf.machine.hardware import Hardware
 from sg_rlhf.plan import gpu_memory as gpu
+from sg_rlhf.plan import phases
 from sg_rlhf.plan.gpu_memory import GIB
-from sg_rlhf.plan.phases import (
-    Cache,
-    Moment,
-    cache_of,
-    disk_lines,
-    host_lines,
-    largest,
-    moments,
-    tensors,
-)
+from sg_rlhf.plan.phases import Cache, Moment
 from sg_rlhf.plan.run_shape import RunShape
 
 #: A phase that leaves less than this share of the GPU may still fail, by fragmentation: the
@@ -30,32 +24,70 @@ TIGHT = 0.1
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What a run takes, beside what there is.
+    """What a run takes of a machine, beside what there is.
 
     Attributes:
         run: the run.
-        hardware: the machine.
-        moments: for each phase its largest moment on a GPU; of the CPU, none.
-        host: bytes of a node by line.
-        disk: bytes by line.
-        cache: vLLM's keys and values; None without GPUs.
-        problems: why it does not fit, one line each.
-        remarks: what a user should know beside that.
-        train_micro: the largest ``train.micro_batch_size`` that fits and divides the batch; 0 if
-            not even 1 does.
-        rollout_micro: the same of ``rollout.micro_batch_size``.
+        hardware: the machine; for a run without GPUs only its host counts.
     """
 
     run: RunShape
     hardware: Hardware
-    moments: Mapping[str, Moment]
-    host: Mapping[str, float]
-    disk: Mapping[str, float]
-    cache: Cache | None
-    problems: tuple[str, ...]
-    remarks: tuple[str, ...]
-    train_micro: int
-    rollout_micro: int
+
+    @cached_property
+    def moments(self) -> Mapping[str, Moment]:
+        """For each phase its largest moment on a GPU; of the CPU, none."""
+        return {} if self.run.cpu else phases.largest(phases.moments(self.run, self.hardware))
+
+    @cached_property
+    def host(self) -> Mapping[str, float]:
+        """Bytes of a node by line."""
+        return phases.host_lines(self.run)
+
+    @cached_property
+    def disk(self) -> Mapping[str, float]:
+        """Bytes by line."""
+        return phases.disk_lines(self.run)
+
+    @cached_property
+    def cache(self) -> Cache | None:
+        """vLLM's keys and values; None without GPUs."""
+        if self.run.cpu or not self.run.engines:
+            return None
+        return phases.cache_of(self.run, self.hardware)
+
+    @cached_property
+    def train_micro(self) -> int:
+        """The largest ``train.micro_batch_size`` that fits and divides the batch; 0 if none."""
+        return self._largest_micro("train_micro", self.run.train_batch, "update")
+
+    @cached_property
+    def rollout_micro(self) -> int:
+        """The same of ``rollout.micro_batch_size``."""
+        return self._largest_micro("rollout_micro", self.run.samples, "score")
+
+    def _largest_micro(self, field: str, batch: int, phase: str) -> int:
+        if self.run.cpu or self.run.train_tokens:  # the latter: by tokens, whatever the number
+            return int(getattr(self.run, field))
+        of_rank = max(1, batch // self.run.data_parallel)
+        for size in range(of_rank, 0, -1):
+            if of_rank % size:
+                continue
+            changed: dict[str, Any] = {field: size}
+            tried = MemoryPlan(replace(self.run, **changed), self.hardware)
+            if tried.moments[phase].total <= self.hardware.gpu_memory_gib * GIB:
+                return size
+        return 0
+
+    @cached_property
+    def problems(self) -> tuple[str, ...]:
+        """Why it does not fit, one line each."""
+        return tuple(_problems(self))
+
+    @cached_property
+    def remarks(self) -> tuple[str, ...]:
+        """What a user should know beside that."""
+        return tuple(_remarks(self))
 
     @property
     def fits(self) -> bool:
@@ -90,7 +122,7 @@ class MemoryPlan:
 
     def policy_tensors_gib(self, phase: str) -> float:
         """Tensors of the policy's process in a phase."""
-        return (tensors(self.moments[phase].lines) - gpu.reference(self.run)) / GIB
+        return (phases.tensors(self.moments[phase].lines) - gpu.reference(self.run)) / GIB
 
     @property
     def host_gib(self) -> float:
@@ -137,53 +169,6 @@ class MemoryPlan:
         else:
             first = "fits"
         return [first, *(f"  {line}" for line in (*self.problems, *self.remarks))]
-
-
-def memory_plan(run: RunShape, hardware: Hardware) -> MemoryPlan:
-    """What a run takes of a machine.
-
-    Args:
-        run: from :func:`sg_rlhf.plan.run_shape.run_shape`.
-        hardware: the machine; for a run without GPUs only its host counts.
-    """
-    on_gpu = {} if run.cpu else largest(moments(run, hardware))
-    cache = None if run.cpu or not run.engines else cache_of(run, hardware)
-    plan = MemoryPlan(
-        run=run,
-        hardware=hardware,
-        moments=on_gpu,
-        host=host_lines(run),
-        disk=disk_lines(run),
-        cache=cache,
-        problems=(),
-        remarks=(),
-        train_micro=_largest_micro(run, hardware, "train_micro", "update"),
-        rollout_micro=_largest_micro(run, hardware, "rollout_micro", "score"),
-    )
-    plan = replace(plan, problems=tuple(_problems(plan)))
-    return replace(plan, remarks=tuple(_remarks(plan)))
-
-
-def _largest_micro(run: RunShape, hardware: Hardware, field: str, phase: str) -> int:
-    """The largest micro-batch of a phase that divides its batch and fits."""
-    if run.cpu:
-        return int(getattr(run, field))
-    batch = run.train_batch if field == "train_micro" else run.samples
-    of_rank = max(1, batch // run.data_parallel)
-    for size in range(of_rank, 0, -1):
-        if of_rank % size:
-            continue
-        if run.train_tokens:  # by tokens, whatever the number
-            return int(getattr(run, field))
-        tried = (
-            replace(run, train_micro=size)
-            if phase == "update"
-            else replace(run, rollout_micro=size)
-        )
-        found = largest(moments(tried, hardware))
-        if found[phase].total <= hardware.gpu_memory_gib * GIB:
-            return size
-    return 0
 
 
 def _problems(plan: MemoryPlan) -> Iterable[str]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,18 @@ from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.config import Config, ConfigError, load_config
 from sg_rlhf.data_io import strict_json
 from sg_rlhf.machine.hardware import Hardware, detected, named, of_gpus
-from sg_rlhf.plan.choice import fastest
 from sg_rlhf.plan.gpu_memory import GIB
-from sg_rlhf.plan.memory import MemoryPlan, memory_plan
+from sg_rlhf.plan.memory import MemoryPlan
 from sg_rlhf.plan.run_shape import RunShape, run_shape
 from sg_rlhf.plan.time import DEFAULT, Assumptions, TimePlan, time_plan
 
 #: In a run directory: what was predicted, beside which `sg_rlhf.report.summary` prints what was
 #: measured.
 PREDICTED = "predicted.json"
+#: vLLM's shares and the largest micro-batches, of training and scoring, that are tried. Beyond
+#: these a micro-batch gains nothing that the estimate knows of.
+UTILIZATIONS = (0.5, 0.6, 0.7, 0.8, 0.85)
+LARGEST_MICRO = (8, 16)
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ class Plan:
         found = self.memory.lines(self.why)
         if not self.memory.fits:
             remedy = fastest(self.run, self.hardware)
-            changed = " ".join(remedy.overrides(self.run)) if remedy else ""
+            changed = remedy.overrides(self.run) if remedy else ""
             return [*found, f"  fits with {changed}"] if changed else found
         if self.time is None:
             return [*found, "time: no estimate for a machine without GPUs"]
@@ -57,11 +61,26 @@ class Plan:
     def _faster(self) -> list[str]:
         """Settings that fit and are a tenth faster."""
         assert self.time is not None
-        choice = fastest(self.run, self.hardware, self.time.assumptions)
-        if choice is None or choice.time.seconds > 0.9 * self.time.seconds:
+        other = fastest(self.run, self.hardware, self.time.assumptions)
+        if other is None or other.seconds > 0.9 * self.seconds:
             return []
-        changed = " ".join(choice.overrides(self.run))
-        return [f"faster, and fits: {changed} ({choice.time.seconds:.0f} s a rollout)"]
+        changed = other.overrides(self.run)
+        return [f"faster, and fits: {changed} ({other.seconds:.0f} s a rollout)"]
+
+    @property
+    def seconds(self) -> float:
+        """Of a rollout; infinite where there is no estimate."""
+        return self.time.seconds if self.time else math.inf
+
+    def overrides(self, before: RunShape) -> str:
+        """The settings that differ from those of another run, as ``key=value``."""
+        keys = {f.metadata["key"]: f.name for f in fields(RunShape) if f.metadata}
+        values = {key: getattr(self.run, name) for key, name in keys.items()}
+        return " ".join(
+            f"{key}={str(value).lower() if isinstance(value, bool) else value}"
+            for key, value in values.items()
+            if value != getattr(before, keys[key])
+        )
 
     def brief(self) -> list[str]:
         """What a run says of it when it starts: nothing where there is no GPU and it fits."""
@@ -133,13 +152,47 @@ def plan_of(
         return None
     if hardware is None:
         hardware, why = machine_for(run, folder)
-    return Plan(
-        run=run,
-        hardware=hardware,
-        why=why,
-        memory=memory_plan(run, hardware),
-        time=time_plan(run, hardware, assumptions),
-        rollouts=rollouts,
+    return _plan(run, hardware, assumptions, why, rollouts)
+
+
+def _plan(
+    run: RunShape, hardware: Hardware, assumptions: Assumptions, why: str = "",
+    rollouts: int | None = None,
+) -> Plan:  # fmt: skip
+    memory, time = MemoryPlan(run, hardware), time_plan(run, hardware, assumptions)
+    return Plan(run, hardware, why, memory, time, rollouts)
+
+
+def fastest(run: RunShape, hardware: Hardware, assumptions: Assumptions = DEFAULT) -> Plan | None:
+    """The settings that fit with a reserve and, of these, are fastest; None if none fits.
+
+    Tried are the engines' tensor parallelism, ZeRO-2 in place of ZeRO-3, offload, vLLM's share and
+    micro-batches. Of equally fast settings the first is taken, in the order: fewer GPUs for an
+    engine, the ZeRO stage, offload, share and micro-batches as they are.
+    """
+    if run.cpu or not run.colocated or run.ranks > hardware.gpus:
+        return None
+    found: list[Plan] = []
+    parts = [n for n in (1, 2, 4, 8) if n <= run.gpus_per_node and run.ranks % n == 0]
+    stages = dict.fromkeys((run.zero_stage, min(run.zero_stage, 2)))
+    offloads = dict.fromkeys((run.adam_offload, False, True))
+    shares = dict.fromkeys((run.gpu_memory_utilization, *UTILIZATIONS))
+    micros = dict.fromkeys(((run.train_micro, run.rollout_micro), LARGEST_MICRO))
+    for engine_tp, stage, offload, share in itertools.product(parts, stages, offloads, shares):
+        tried = replace(
+            run, engine_tp=engine_tp, engines=run.ranks // engine_tp, zero_stage=stage,
+            adam_offload=offload, gpu_memory_utilization=share,
+        )  # fmt: skip
+        most = MemoryPlan(tried, hardware)
+        for train, rollout in micros:
+            train, rollout = min(most.train_micro, train), min(most.rollout_micro, rollout)
+            if train and rollout:
+                changed = replace(tried, train_micro=train, rollout_micro=rollout)
+                found.append(_plan(changed, hardware, assumptions))
+    return min(
+        (plan for plan in found if plan.memory.fits and plan.time),
+        key=lambda plan: (bool(plan.memory.tight), round(plan.seconds, 1)),
+        default=None,
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from sg_rlhf.config import Config, load_config
 from sg_rlhf.config.builtin_recipes import CONFIGS
 from sg_rlhf.machine.hardware import named
-from sg_rlhf.plan.memory import MemoryPlan, memory_plan
+from sg_rlhf.plan.memory import MemoryPlan
 from sg_rlhf.plan.run_shape import run_shape
 from sg_rlhf.tasks.registry import DOMAINS
 
@@ -42,7 +42,7 @@ def plan_on(recipe: str, hardware: str) -> MemoryPlan:
     config = replace(config, values=config.values | _load(f"hardware:{hardware}").values)
     run = run_shape(config)
     assert run is not None, recipe
-    return memory_plan(run, named(hardware))
+    return MemoryPlan(run, named(hardware))
 
 
 def cell(memory: MemoryPlan) -> str:

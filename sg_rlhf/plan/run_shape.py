@@ -42,22 +42,22 @@ class RunShape:
     gpus_per_node: int = _key("actor.num_gpus_per_node")
     gpus_apart: int  # of models and engines that are not on the policy's, on all nodes
     colocated: bool  # policy, reference and engines share their GPUs
-    zero_stage: int = _key("ds.zero_stage")
     ring: int = _key("ds.ring_attn_size")
     shards: int  # ranks that share a sequence or its tensors: ring times ds.tensor_parallel_size
 
     # engines
-    engines: int  # vllm.num_engines
     engine_tp: int = _key("vllm.tensor_parallel_size")
+    engines: int = _key("vllm.num_engines")  # 0 for none
+    gpu_memory_utilization: float = _key("vllm.gpu_memory_utilization")
     engines_sleep: bool = _key("vllm.enable_sleep")  # weights in host memory during training
     eager_engines: bool = _key("vllm.enforce_eager")
-    gpu_memory_utilization: float = _key("vllm.gpu_memory_utilization")
     prefix_caching: bool = _key("vllm.enable_prefix_caching")
     sync_backend: str = _key("vllm.sync_backend")
     sync_bucket: int  # sg.sync_bucket_mb, bytes; 0 in upstream's loop
     samples_ahead: bool  # engines sample while the policy trains
 
     # models on the trainer's GPUs and their host
+    zero_stage: int = _key("ds.zero_stage")
     trainer_sleeps: bool = _key("ds.enable_sleep")  # optimizer states there during sampling
     adam_offload: bool = _key("ds.adam_offload")
     reference: bool  # algo.kl.init_coef above 0
@@ -168,14 +168,15 @@ def run_shape(config: Config) -> RunShape | None:
     shards = value("ds.ring_attn_size") * value("ds.tensor_parallel_size")
     cpu = hardware == "cpu" or value("vllm.sync_backend") == "gloo"
     names = {name for group in topology.groups(value) for name in group.who.split(", ")}
+    keyed = {f.name: value(f.metadata["key"]) for f in fields(RunShape) if f.metadata}
+    keyed["engines"] = keyed["engines"] or 0
     return RunShape(
-        **{f.name: value(f.metadata["key"]) for f in fields(RunShape) if f.metadata},
+        **keyed,
         model=model,
         hardware=hardware,
         cpu=cpu,
         gpus_apart=topology.gpus(value) - topology.gpus_of(value, "actor"),
         not_planned=tuple(name for name in ("critic", "reward") if name in names),
-        engines=value("vllm.num_engines") or 0,
         colocated=topology.engines_share(value),
         samples_ahead=bool(value("train.async_enable")) and config.sg.max_staleness > 0,
         sync_bucket=_sync_bucket(config),

@@ -14,7 +14,7 @@ import pytest
 
 from sg_rlhf.machine import hardware
 from sg_rlhf.plan import of_recipe
-from sg_rlhf.plan.memory import memory_plan
+from sg_rlhf.plan.memory import MemoryPlan
 from sg_rlhf.plan.run_shape import run_shape
 
 ROOT = Path(__file__).parents[3]
@@ -265,7 +265,7 @@ def test_memory_of_a_run_of_the_tiny_model() -> None:
         (found,) = [r for r in rows(page) if r.startswith(row)]
         assert peak in found
     plan = of_recipe.load_for([str(ROOT / "configs/kk/grpo_sg_tiny_cpu.yaml")], (), None)
-    planned = memory_plan(
+    planned = MemoryPlan(
         run_shape(plan[0]), hardware.of_machine([], nvlink=False, host_memory_gib=24.0)
     )
     assert f"{planned.host_gib * 2**30 / 1e9:.1f} GB planned" in found

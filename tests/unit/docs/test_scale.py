@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from sg_rlhf.plan import of_recipe, overview
-from sg_rlhf.plan.memory import memory_plan
+from sg_rlhf.plan.memory import MemoryPlan
 from sg_rlhf.plan.run_shape import run_shape
 
 ROOT = Path(__file__).parents[3]
@@ -27,6 +27,6 @@ def test_a_cell_is_the_commands_plan() -> None:
         config, machine = of_recipe.load_for([recipe], (), name)
         run = run_shape(config)
         assert run is not None and machine is not None
-        assert overview.cell(memory_plan(run, machine)) == overview.cell(
+        assert overview.cell(MemoryPlan(run, machine)) == overview.cell(
             overview.plan_on(recipe, name)
         )

@@ -18,7 +18,7 @@ from sg_rlhf.doctor.recipe import judge, load
 from sg_rlhf.doctor.report import table
 from sg_rlhf.machine.gpus import Gpu
 from sg_rlhf.machine.hardware import named as named_hardware
-from sg_rlhf.plan.memory import memory_plan
+from sg_rlhf.plan.memory import MemoryPlan
 from sg_rlhf.plan.phases import DOWNLOAD, PROCESSES
 from sg_rlhf.plan.run_shape import run_shape
 
@@ -257,7 +257,7 @@ def test_lines_of_the_plan_that_are_judged_apart() -> None:
     run = load([str(ROOT / "configs" / SEVEN)], [], None)
     shape = run_shape(run.config)
     assert shape is not None
-    plan = memory_plan(shape, named_hardware("8x80gb"))
+    plan = MemoryPlan(shape, named_hardware("8x80gb"))
     assert plan.disk[DOWNLOAD] > 15e9 and PROCESSES in plan.host
     needs, _ = judge(run, EIGHT)
     assert needs.download_gb == pytest.approx(15.2, abs=0.1)

@@ -24,7 +24,7 @@ from sg_rlhf.plan import gpu_memory as gpu
 from sg_rlhf.plan import host_memory as host
 from sg_rlhf.plan import shapes
 from sg_rlhf.plan.gpu_memory import GIB
-from sg_rlhf.plan.memory import memory_plan
+from sg_rlhf.plan.memory import MemoryPlan
 from sg_rlhf.plan.phases import largest, moments
 from sg_rlhf.plan.run_shape import RunShape, run_shape
 from tests.unit.plan.runs import EIGHT, RECIPE, on_gpus, run_of
@@ -150,7 +150,7 @@ def test_activations_of_a_layer_are_what_autograd_keeps(family: str, kv_heads: i
 )
 def test_peak_on_eight_h100s_is_that_of_the_audit(model: str, peak: float) -> None:
     """Added up by hand from upstream's source, before there were formulas."""
-    plan = memory_plan(run_of(model, logits="full"), EIGHT)
+    plan = MemoryPlan(run_of(model, logits="full"), EIGHT)
     assert plan.peak_phase == "update" and plan.fits
     assert plan.peak_gib == pytest.approx(peak, rel=0.1)
 
@@ -171,7 +171,7 @@ def test_zero_2_needs_what_an_h200_measured() -> None:
         zero_stage=2, adam_offload=False, nodes=1, gpus_per_node=1, engines=1, train_micro=8,
         max_len=2048,
     )  # fmt: skip
-    assert memory_plan(run, named("1xh200")).policy_allocated_gib == pytest.approx(63.3, abs=0.3)
+    assert MemoryPlan(run, named("1xh200")).policy_allocated_gib == pytest.approx(63.3, abs=0.3)
 
 
 # -- properties ---------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ def test_half_the_ranks_never_take_less_of_a_gpu(run: RunShape, gpus: int) -> No
 @settings(max_examples=40, deadline=None)
 @given(RUNS)
 def test_the_named_micro_batches_are_the_largest_that_fit(run: RunShape) -> None:
-    plan = memory_plan(run, EIGHT)
+    plan = MemoryPlan(run, EIGHT)
     room = EIGHT.gpu_memory_gib * GIB
     for field, size, phase, batch in (
         ("train_micro", plan.train_micro, "update", run.train_batch),
@@ -244,24 +244,24 @@ def test_the_named_micro_batches_are_the_largest_that_fit(run: RunShape) -> None
 
 def test_forty_gigabytes_are_too_few_and_the_plan_says_by_how_much() -> None:
     run = run_of(logits="full")
-    plan = memory_plan(run, named("8x40gb"))
+    plan = MemoryPlan(run, named("8x40gb"))
     assert not plan.fits
     update = next(line for line in plan.problems if line.startswith("update"))
     over = plan.moments["update"].total / GIB - named("8x40gb").gpu_memory_gib
     assert f"{over:.1f} GiB too much; train.micro_batch_size=2 is the largest" in update
     small = replace(run, train_micro=2, rollout_micro=4)
-    assert memory_plan(small, named("8x40gb")).fits
+    assert MemoryPlan(small, named("8x40gb")).fits
     assert "does not fit:" in plan.lines()
-    assert any(line.startswith("fits: update") for line in memory_plan(run, EIGHT).lines())
+    assert any(line.startswith("fits: update") for line in MemoryPlan(run, EIGHT).lines())
 
 
 def test_what_is_missing_is_named() -> None:
-    few = memory_plan(run_of(), named("1x80gb"))
+    few = MemoryPlan(run_of(), named("1x80gb"))
     assert "GPUs: 8, and there are 1" in few.problems
     host_poor = replace(EIGHT, host_memory_gib=128.0, disk_free_gb=100.0)
-    problems = "\n".join(memory_plan(run_of(), host_poor).problems)
+    problems = "\n".join(MemoryPlan(run_of(), host_poor).problems)
     assert "host memory: " in problems and "disk: " in problems
-    big = memory_plan(run_of("Qwen/Qwen2.5-72B-Instruct"), EIGHT)
+    big = MemoryPlan(run_of("Qwen/Qwen2.5-72B-Instruct"), EIGHT)
     assert any("vllm.tensor_parallel_size" in line for line in big.problems)
 
 
@@ -269,16 +269,16 @@ def test_engines_of_an_asynchronous_run_have_gpus_of_their_own() -> None:
     asynchronous = ["train.async_enable=true", "vllm.enable_sleep=false"]
     run = run_shape(load_config(RECIPE, asynchronous))
     assert run is not None and run.samples_ahead and not run.colocated and run.reference_beside
-    problems = memory_plan(run, EIGHT).problems
+    problems = MemoryPlan(run, EIGHT).problems
     assert problems == (f"GPUs: {run.ranks + run.engines * run.engine_tp}, and there are 8",)
-    assert not any("vLLM" in name for name in memory_plan(run, EIGHT).moments["update"].lines)
+    assert not any("vLLM" in name for name in MemoryPlan(run, EIGHT).moments["update"].lines)
     waits = run_shape(load_config(RECIPE, [*asynchronous, "sg.max_staleness=0"]))
     assert waits is not None and not waits.samples_ahead
 
 
 def test_a_fused_head_makes_room() -> None:
     full, fused = (
-        memory_plan(run_of("Qwen/Qwen2.5-7B-Instruct-1M", logits=logits), EIGHT)
+        MemoryPlan(run_of("Qwen/Qwen2.5-7B-Instruct-1M", logits=logits), EIGHT)
         for logits in ("full", "fused")
     )
     assert full.moments["update"].total - fused.moments["update"].total > 25 * GIB
