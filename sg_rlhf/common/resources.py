@@ -1,4 +1,4 @@
-"""Memory, cores, disk and GPUs that this process may use, and a refusal where they are too small.
+"""Memory, cores, disk and GPUs that this process may use, and a refusal of a full disk.
 
 A container or a job sees the whole machine in `/proc/meminfo`, but is killed when it takes more
 than its cgroup allows. Cgroups of version 1 and 2 are read: ours and all above it.
@@ -11,28 +11,21 @@ import os
 import platform
 import re
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sg_rlhf.common.text import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
 ROOT = Path("/")
 
-#: Control files of memory by cgroup version: limit, use, statistics, name of the file cache's
-#: statistic.
-_MEMORY = {
-    2: ("memory.max", "memory.current", "memory.stat", "file"),
-    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat", "total_cache"),
-}
+#: Control file with the limit of memory, by cgroup version.
+_MEMORY = {2: "memory.max", 1: "memory.limit_in_bytes"}
 
-#: The flag of every command that checks disk and memory first.
+#: The flag of every command that checks the disk first.
 SKIP = "--skip-room-check"
-#: With fewer passages or questions than this a command takes minutes: it prints no estimate.
-MANY = 20_000
 
 
 # ------------------------------------------------------------------------------ memory and cores
@@ -45,7 +38,7 @@ def memory(root: Path = ROOT) -> int | None:
 
 def memory_limit(root: Path = ROOT) -> int | None:
     """Bytes that the cgroups allow; None without a limit below the machine's memory."""
-    limits = (_number(folder / _MEMORY[version][0]) for version, folder in _groups(root, "memory"))
+    limits = (_number(folder / _MEMORY[version]) for version, folder in _groups(root, "memory"))
     lowest = min((limit for limit in limits if limit is not None), default=None)
     total = memory(root)
     return None if lowest is None or (total is not None and lowest >= total) else lowest
@@ -55,21 +48,6 @@ def usable_memory(root: Path = ROOT) -> int:
     """Bytes of memory that this process may use at most."""
     limit = memory_limit(root) or memory(root)
     return limit or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def free_memory(root: Path = ROOT) -> int:
-    """Bytes of memory that this process may still take."""
-    free = _meminfo(root, "MemAvailable")
-    if free is None:
-        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    for version, folder in _groups(root, "memory"):
-        limit_file, used_file, statistics, cached = _MEMORY[version]
-        limit, used = _number(folder / limit_file), _number(folder / used_file)
-        if limit is not None and used is not None:
-            # The file cache counts as used, but the kernel drops it when memory runs short.
-            cache = re.search(rf"^{cached} (\d+)$", _text(folder / statistics), re.MULTILINE)
-            free = min(free, max(0, limit - used + (int(cache[1]) if cache else 0)))
-    return free
 
 
 def cores(root: Path = ROOT, affinity: int | None = None) -> int:
@@ -157,64 +135,30 @@ def machine() -> dict[str, Any]:
     }
 
 
-# ------------------------------------------------------------------ checks before a long command
+# ---------------------------------------------------------------------------------------- disk
 
 
 class InsufficientSpace(ValueError):
-    """Disk or memory is too small for a command; the message is one line."""
+    """The disk is too small for a command; the message is one line."""
 
 
-@dataclass(frozen=True)
-class Requirements:
-    """What a command needs at most.
-
-    Attributes:
-        disk: bytes.
-        memory: bytes.
-        lines: the same for people, printed before the command starts.
-        instead: what would need less, for the refusal; starts with a separator.
-    """
-
-    disk: int
-    memory: int
-    lines: tuple[str, ...] = ()
-    instead: str = ""
-
-
-def shortage(folder: Path, needs: Requirements) -> tuple[str, int, int] | None:
-    """("disk" or "memory", bytes needed, bytes free) of what is too small; None if both suffice."""
-    if needs.disk > (free := free_disk(folder)):
-        return "disk", needs.disk, free
-    if needs.memory > (free := free_memory()):
-        return "memory", needs.memory, free
-    return None
-
-
-def check_requirements(flag: str, folder: Path, what: str, needs: Requirements) -> None:
-    """Refuse a command that needs more than the disk of `folder` or the free memory.
+def check_disk(flag: str, folder: Path, what: str, needed: int) -> None:
+    """Refuse a command that needs more than the disk of `folder` has free.
 
     Args:
         flag: the option that names the folder.
         what: what needs it, as "the build".
+        needed: bytes.
 
     Raises:
         InsufficientSpace: names what is needed, what is free, and the flag that skips this check.
     """
-    lacking = shortage(folder, needs)
-    if lacking is not None:
-        name, needed, free = lacking
+    free = free_disk(folder)
+    if needed > free:
         raise InsufficientSpace(
-            f"{flag} {folder}: {what} takes {format_bytes(needed)} of {name}, "
-            f"{format_bytes(free)} are free{needs.instead} ({SKIP} skips this check)"
+            f"{flag} {folder}: {what} takes {format_bytes(needed)} of disk, "
+            f"{format_bytes(free)} are free ({SKIP} skips this check)"
         )
-
-
-def print_requirements(lines: Iterable[str], folder: Path) -> None:
-    """Print what is needed, and what is free."""
-    for line in lines:
-        print(line)
-    disk, free = format_bytes(free_disk(folder)), format_bytes(free_memory())
-    print(f"  free    {disk} of disk, {free} of memory", flush=True)
 
 
 def free_disk(path: Path) -> int:

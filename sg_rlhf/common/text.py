@@ -1,4 +1,4 @@
-"""Text for people: one-line errors, values in messages, sizes and durations, Markdown tables."""
+"""Text for people: one-line errors, values in messages, sizes, Markdown tables."""
 
 from __future__ import annotations
 
@@ -89,13 +89,6 @@ def format_bytes(number: float) -> str:
         number /= 1000
         units.pop(0)
     return f"{number:.0f} {units[0]}" if number >= 100 else f"{number:.3g} {units[0]}"
-
-
-def format_seconds(seconds: float) -> str:
-    """Seconds for people: 40 s, 12 min, 3.5 h."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def table_head(cells: Sequence[str]) -> list[str]:

@@ -46,9 +46,7 @@ def download_from_hub(
             url = hf_hub_url(repository, file, repo_type="dataset", revision=revision)
             size = get_hf_file_metadata(url).size or 0
             cache = Path(constants.HF_HUB_CACHE)
-            resources.check_requirements(
-                "HF_HUB_CACHE", cache, f"the download of {file}", resources.Requirements(size, 0)
-            )
+            resources.check_disk("HF_HUB_CACHE", cache, f"the download of {file}", size)
         path = hf_hub_download(repository, file, repo_type="dataset", revision=revision)
     except resources.InsufficientSpace:
         raise

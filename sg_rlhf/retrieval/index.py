@@ -213,8 +213,7 @@ def _build_dense(job: Build, request: Mapping[str, Any], model: Encoder, index: 
     if not job.skip_room_check:
         # The shards, and an index of at most their size.
         disk = (missing * job.shard_rows + rows) * 4 * model.dimension
-        needs = resources.Requirements(disk, 0)
-        resources.check_requirements("--out", job.out, "the build", needs)
+        resources.check_disk("--out", job.out, "the build", disk)
     count = -(-rows // job.shard_rows)
     if missing < count:
         print(f"{job.partial}: continuing after {count - missing} of {count} shards", flush=True)

@@ -15,13 +15,6 @@ def test_bytes(number: float, words: str) -> None:
     assert text.format_bytes(number) == words
 
 
-@pytest.mark.parametrize(
-    ("seconds", "words"), [(40, "40 s"), (720, "12 min"), (12_600, "3.5 h"), (99.9, "100 s")]
-)
-def test_seconds(seconds: float, words: str) -> None:
-    assert text.format_seconds(seconds) == words
-
-
 def test_a_cell_with_a_bar_stays_one_cell() -> None:
     assert text.table_head(["a|b", "c"]) == ["| a\\|b | c |", "| --- | --- |"]
     assert text.table_row([1, text.EMPTY]) == "| 1 | – |"
