@@ -40,7 +40,7 @@ def judge(facts: Facts, config: str) -> list[Check]:
     """All checks of a machine, in general or for a recipe."""
     if not config:
         return check(facts, of_hardware(""))
-    run = recipe.load([str(ROOT / "configs" / config)], [], "runs/first")
+    run = recipe.load([str(ROOT / "configs" / config)], [], "runs/first", here=False)
     needs, more = recipe.judge(run, facts)
     return [*check(facts, needs), *more]
 

@@ -20,7 +20,7 @@ from sg_rlhf.config import Config, ConfigError, builtin_recipes, domain_settings
 from sg_rlhf.config.checks import input_files
 from sg_rlhf.config.run_paths import run_dir_of, with_absolute_paths, with_run_dir
 from sg_rlhf.config.upstream_flags import UpstreamChanged
-from sg_rlhf.doctor.before_run import UnfitMachine, before_run
+from sg_rlhf.doctor.recipe import UnfitMachine, before_run
 from sg_rlhf.dry_run import dry_run, plan_run
 from sg_rlhf.launch import options as launch_options
 from sg_rlhf.overlay.driver import model_revision, replay

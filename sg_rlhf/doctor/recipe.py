@@ -1,10 +1,15 @@
-"""What one recipe needs of the machine, and whether the things that it names are in reach."""
+"""What one recipe needs of the machine, and whether the things that it names are in reach.
+
+`before_run` is the check of every run: only problems are reported.
+"""
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import httpx
@@ -14,8 +19,8 @@ from sg_rlhf.config.checks import input_files, problems
 from sg_rlhf.config.derived import topology
 from sg_rlhf.data_io import model_folder
 from sg_rlhf.doctor.check import FAILED, OK, SKIPPED, WARNING, Check
-from sg_rlhf.doctor.checks import CPU_HOST_GIB, SLACK, Needs, settings_for, used
-from sg_rlhf.doctor.facts import Facts
+from sg_rlhf.doctor.checks import CPU_HOST_GIB, SLACK, Needs, check, settings_for, used
+from sg_rlhf.doctor.facts import Facts, gather
 from sg_rlhf.machine.hardware import of_machine
 from sg_rlhf.machine.names import SIZES, size_of
 from sg_rlhf.plan.memory import MemoryPlan
@@ -24,6 +29,8 @@ from sg_rlhf.plan.run_shape import run_shape
 
 #: Limit for an answer of the hub.
 HUB_SECONDS = 5.0
+#: Environment variable; 1 starts a run that the doctor would refuse.
+SKIP = "SG_SKIP_DOCTOR"
 
 
 @dataclass(frozen=True)
@@ -32,11 +39,13 @@ class Recipe:
 
     Attributes:
         without_gpus: the run will not use GPUs, even if there are some.
+        here: for this machine, and not for one that is described.
     """
 
     config: Config
     run_dir: Path
     without_gpus: bool
+    here: bool = True
 
     @property
     def model(self) -> str:
@@ -49,8 +58,15 @@ class Recipe:
         """Its commit, tag or branch; None for the hub's default."""
         return self.config.sg.model_revision
 
+    @cached_property
+    def cached(self) -> bool:
+        """Whether the machine has the model in its cache; of a described one it is not known."""
+        return self.here and cached_model(self.model, self.revision) is not None
 
-def load(files: Sequence[str], overrides: Sequence[str], run_dir: str | None) -> Recipe:
+
+def load(
+    files: Sequence[str], overrides: Sequence[str], run_dir: str | None, *, here: bool = True
+) -> Recipe:
     """Load a recipe as `sg_rlhf.train` does.
 
     Raises:
@@ -58,14 +74,11 @@ def load(files: Sequence[str], overrides: Sequence[str], run_dir: str | None) ->
     """
     config = load_config(files, tuple(overrides))
     without = config.value("vllm.sync_backend") == "gloo"
-    return Recipe(config, run_paths.run_dir_of(run_dir, files, config), without)
+    return Recipe(config, run_paths.run_dir_of(run_dir, files, config), without, here)
 
 
-def judge(recipe: Recipe, facts: Facts, *, cached: bool = False) -> tuple[Needs, list[Check]]:
+def judge(recipe: Recipe, facts: Facts) -> tuple[Needs, list[Check]]:
     """The recipe's needs, and the check of its memory plan on a machine.
-
-    Args:
-        cached: the machine has the model in its cache.
 
     Raises:
         ConfigError: the model is a module that is not installed.
@@ -99,7 +112,7 @@ def judge(recipe: Recipe, facts: Facts, *, cached: bool = False) -> tuple[Needs,
     needs = replace(
         needs,
         host_gib=host,
-        download_gb=0.0 if cached else download,
+        download_gb=0.0 if recipe.cached else download,
         run_gb=plan.disk_gb - download,
     )
     return needs, [_memory(plan, facts, needs)] if needs.gpus else []
@@ -129,11 +142,8 @@ def _memory(plan: MemoryPlan, facts: Facts, needs: Needs) -> Check:
     return Check("memory plan", status, found, needed, "; ".join(mine))
 
 
-def inputs(recipe: Recipe, *, cached: bool = False) -> list[Check]:
+def inputs(recipe: Recipe) -> list[Check]:
     """The settings, files, servers and model of the recipe, as a run on this machine checks them.
-
-    Args:
-        cached: the machine has the model in its cache.
 
     Raises:
         ConfigError: a file that is here would stop the run.
@@ -145,7 +155,7 @@ def inputs(recipe: Recipe, *, cached: bool = False) -> list[Check]:
         domain_settings.check(recipe.config.sg.domains)
     except ConfigError as error:
         found.append(Check("server", WARNING, "no answer", remedy=str(error)))
-    hub = model(recipe.model, recipe.revision, cached=cached)
+    hub = model(recipe.model, recipe.revision, cached=recipe.cached)
     return [*found, hub] if hub else found
 
 
@@ -195,3 +205,31 @@ def model(name: str, revision: str | None = None, *, cached: bool = False) -> Ch
         remedy = f"set HF_ENDPOINT to a mirror, or https_proxy, or {instead}"
         return Check("model", FAILED, " ".join(found.split()), name, remedy)
     return Check("model", OK, "not here: a download", name)
+
+
+class UnfitMachine(ValueError):
+    """The run cannot work on this machine; one line per reason."""
+
+
+def before_run(config: Config, run_dir: Path) -> list[str]:
+    """Warnings about this machine for a run, one line each; often none.
+
+    Raises:
+        UnfitMachine: the run cannot work here.
+    """
+    platform, for_gpus = os.environ.get("SG_PLATFORM"), config.value("vllm.sync_backend") != "gloo"
+    if os.environ.get(SKIP) == "1" or (platform == "cpu" and for_gpus):
+        return []  # the latter is refused elsewhere, setting by setting, each with its remedy
+    run = Recipe(config, run_dir, without_gpus=not for_gpus and platform != "cuda")
+    facts = gather(run_dir)
+    if for_gpus and not facts.gpus and not facts.gpu_problem and platform != "cuda":
+        return []  # as above
+    needs, more = judge(run, facts)
+    # The run checks the recipe's files and servers itself.
+    hub = model(run.model, run.revision, cached=run.cached)
+    checks = [*check(facts, needs), *more, *([hub] if hub else [])]
+    failed = [item.line() for item in checks if item.status == FAILED]
+    if failed:
+        failed[-1] += f" ({SKIP}=1 starts it all the same)"
+        raise UnfitMachine("\nerror: ".join(failed))
+    return [item.line() for item in checks if item.status == WARNING]

@@ -8,9 +8,9 @@ import pytest
 
 from sg_rlhf.config import load_config
 from sg_rlhf.doctor import recipe as doctor_recipe
-from sg_rlhf.doctor.before_run import UnfitMachine, before_run
 from sg_rlhf.doctor.check import FAILED, Check
 from sg_rlhf.doctor.facts import Facts, read
+from sg_rlhf.doctor.recipe import UnfitMachine, before_run
 from sg_rlhf.machine.gpus import detect
 from sg_rlhf.train import main
 from tests.unit.machine.fake_nvml import H100, install
@@ -80,7 +80,7 @@ def judged(
 ) -> list[str]:
     """The warnings of another machine, which has the model."""
     monkeypatch.setattr(doctor_recipe, "model", lambda *_, **__: None)
-    monkeypatch.setattr("sg_rlhf.doctor.before_run.gather", lambda run_dir: machine)
+    monkeypatch.setattr("sg_rlhf.doctor.recipe.gather", lambda run_dir: machine)
     return before_run(load_config(recipe, overrides), Path("runs/first"))
 
 

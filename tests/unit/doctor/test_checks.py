@@ -13,9 +13,9 @@ from sg_rlhf.doctor import checks as machine_checks
 from sg_rlhf.doctor import preflight
 from sg_rlhf.doctor.check import FAILED, OK, SKIPPED, WARNING, Check, exit_status
 from sg_rlhf.doctor.checks import Needs, check, of_hardware
+from sg_rlhf.doctor.command import table
 from sg_rlhf.doctor.facts import Disk, Facts, read
 from sg_rlhf.doctor.recipe import judge, load
-from sg_rlhf.doctor.report import table
 from sg_rlhf.machine.gpus import Gpu
 from sg_rlhf.machine.hardware import named as named_hardware
 from sg_rlhf.plan.memory import MemoryPlan
@@ -31,7 +31,7 @@ EIGHT = read(MACHINES / "h100x8.json")
 def checks_of(machine: Facts, config: str = "", *overrides: str) -> list[Check]:
     if not config:
         return check(machine, of_hardware(""))
-    run = load([str(ROOT / "configs" / config)], overrides, "runs/first")
+    run = load([str(ROOT / "configs" / config)], overrides, "runs/first", here=False)
     needs, more = judge(run, machine)
     return [*check(machine, needs), *more]
 
@@ -254,7 +254,7 @@ def test_a_model_that_no_plan_knows(tmp_path: Path) -> None:
 
 
 def test_lines_of_the_plan_that_are_judged_apart() -> None:
-    run = load([str(ROOT / "configs" / SEVEN)], [], None)
+    run = load([str(ROOT / "configs" / SEVEN)], [], None, here=False)
     shape = run_shape(run.config)
     assert shape is not None
     plan = MemoryPlan(shape, named_hardware("8x80gb"))
@@ -262,7 +262,9 @@ def test_lines_of_the_plan_that_are_judged_apart() -> None:
     needs, _ = judge(run, EIGHT)
     assert needs.download_gb == pytest.approx(15.2, abs=0.1)
     assert needs.run_gb == pytest.approx(plan.disk_gb - needs.download_gb)
-    cpu, _ = judge(load([str(ROOT / "configs" / "kk" / "grpo_sg_tiny_cpu.yaml")], [], None), EIGHT)
+    cpu, _ = judge(
+        load([str(ROOT / "configs" / "kk" / "grpo_sg_tiny_cpu.yaml")], [], None, here=False), EIGHT
+    )
     assert cpu.host_gib == machine_checks.CPU_HOST_GIB
 
 
