@@ -16,24 +16,6 @@ EVALUATIONS = "eval/eval.jsonl"
 NONFINITE = "nonfinite.jsonl"
 STEP_FILES = (METRICS, OPTIMIZER_STEPS, SAMPLES, EVALUATIONS, NONFINITE)
 
-#: Key names of earlier versions -> current names, per file. Applied whenever rows are read.
-RENAMED = {
-    METRICS: {
-        "grad_norm_mean": "actor_grad_norm_mean",
-        "grad_norm_max": "actor_grad_norm_max",
-        "grad_norm_std": "actor_grad_norm_std",
-        "sg/mismatch_kl": "vllm_kl",
-    },
-    OPTIMIZER_STEPS: {
-        "grad_norm": "actor_grad_norm",
-        "lr": "actor_lr",
-        "entropy": "entropy_loss",
-        "sg/ppo_kl": "ppo_kl",
-        "sg/clip_ratio": "ppo_clip_ratio",
-        "sg/mismatch_kl": "vllm_kl",
-    },
-}
-
 
 def append(path: Path, rows: list[dict[str, Any]]) -> None:
     """Append rows and fsync: all of them or none.
@@ -45,22 +27,14 @@ def append(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """All complete rows, with current key names. A line that a kill cut off is skipped."""
-    return _renamed(path, _rows(path.read_bytes())) if path.exists() else []
+    """All complete rows. A line that a kill cut off is skipped."""
+    return _rows(path.read_bytes()) if path.exists() else []
 
 
 def damaged(path: Path) -> list[int]:
     """Numbers, from 1, of the lines that :func:`read` skips."""
     lines = path.read_bytes().splitlines() if path.exists() else []
     return [number for number, line in enumerate(lines, 1) if _row(line) is None]
-
-
-def _renamed(path: Path, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    for row in rows:
-        for old, new in RENAMED.get(path.name, {}).items():
-            if old in row:
-                row.setdefault(new, row.pop(old))
-    return rows
 
 
 def _rows(lines: bytes) -> list[dict[str, Any]]:
@@ -90,7 +64,7 @@ class Tail:
             file.seek(self._offset)
             whole, newline, _ = file.read().rpartition(b"\n")
         self._offset += len(whole) + len(newline)
-        return _renamed(self._path, _rows(whole))
+        return _rows(whole)
 
 
 def drop_after(run_dir: Path, global_step: int) -> None:

@@ -75,15 +75,6 @@ def test_rows_of_an_older_version(
     assert "NaN" not in (tmp_path / "summary.json").read_text()
 
 
-def test_a_run_of_an_earlier_version_has_the_same_figures(tmp_path: Path) -> None:
-    today, earlier = tmp_path / "today", tmp_path / "earlier"
-    for folder in (today, earlier):
-        write_run(folder)
-    steps = earlier / jsonl_log.OPTIMIZER_STEPS
-    steps.write_text(steps.read_text().replace("actor_grad_norm", "grad_norm"))
-    assert summary.figures_of(read_run(earlier)) == summary.figures_of(read_run(today))
-
-
 def test_summary_and_plots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(tmp_path)
     assert summary.main([str(tmp_path)]) == 0

@@ -63,22 +63,3 @@ def test_nothing_is_rewritten_where_nothing_is_dropped(tmp_path: Path) -> None:
     before = path.stat().st_ino
     jsonl_log.drop_after(tmp_path, 2)
     assert path.stat().st_ino == before
-
-
-def test_rows_of_earlier_versions_are_read_by_todays_names(tmp_path: Path) -> None:
-    metrics, steps = tmp_path / jsonl_log.METRICS, tmp_path / jsonl_log.OPTIMIZER_STEPS
-    tail = jsonl_log.Tail(metrics)
-    jsonl_log.append(metrics, [{"global_step": 1, "grad_norm_max": 2.0, "kl": 0.1}])
-    jsonl_log.append(
-        steps, [{"global_step": 1, "grad_norm": 2.0, "lr": 1e-6, "entropy": 0.3, "sg/ppo_kl": 0.2}]
-    )
-    before = metrics.read_bytes(), steps.read_bytes()
-    row = {"global_step": 1, "actor_grad_norm_max": 2.0, "kl": 0.1}
-    assert jsonl_log.read(metrics) == tail.new_rows() == [row]
-    (step,) = jsonl_log.read(steps)
-    assert step == {
-        "global_step": 1, "actor_grad_norm": 2.0, "actor_lr": 1e-6, "entropy_loss": 0.3,
-        "ppo_kl": 0.2,
-    }  # fmt: skip
-    jsonl_log.drop_after(tmp_path, 1)
-    assert (metrics.read_bytes(), steps.read_bytes()) == before

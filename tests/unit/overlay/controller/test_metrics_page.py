@@ -98,12 +98,6 @@ def test_every_file_of_steps_is_on_the_page() -> None:
     assert {*jsonl_log.STEP_FILES} <= {*names("file")}
 
 
-def test_the_names_of_earlier_versions_are_no_metrics_any_more() -> None:
-    for renamed in jsonl_log.RENAMED.values():
-        assert not {*renamed} & {*names("metric")}
-        assert {*renamed.values()} <= {*names("metric")}
-
-
 def test_no_statistic_is_logged_under_two_names() -> None:
     logged = update_metrics.logged_names({name: float(i) for i, name in enumerate(METRIC_NAMES)})
     assert len({*logged.values()}) == len(logged) == len(METRIC_NAMES) - 4
