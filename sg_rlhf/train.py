@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,18 +16,18 @@ from pathlib import Path
 from sg_rlhf.common.argument_types import OneLineParser
 from sg_rlhf.common.atomic_io import best_effort_output, real_path
 from sg_rlhf.common.environment import as_typed
-from sg_rlhf.common.redaction import redact_text
+from sg_rlhf.common.redaction import redact_argv, redact_text
 from sg_rlhf.common.text import single_line
 from sg_rlhf.config import Config, ConfigError, builtin_recipes, domain_settings, load_config
 from sg_rlhf.config.checks import input_files
 from sg_rlhf.config.run_paths import run_dir_of, with_absolute_paths, with_run_dir
-from sg_rlhf.config.upstream_flags import UpstreamChanged
+from sg_rlhf.config.upstream_flags import UpstreamChanged, UpstreamMissing
 from sg_rlhf.doctor.recipe import UnfitMachine, before_run
-from sg_rlhf.dry_run import dry_run, plan_run
 from sg_rlhf.launch import options as launch_options
 from sg_rlhf.overlay.driver import model_revision, replay
 from sg_rlhf.overlay.driver import run as driver
 from sg_rlhf.overlay.driver.arguments import (
+    UnsupportedHere,
     UsageError,
     check_platform,
     check_prompt_count,
@@ -36,7 +38,7 @@ from sg_rlhf.overlay.driver.prepare import not_writable, prepare_run_dir, run_lo
 from sg_rlhf.overlay.patches.version import check_version
 from sg_rlhf.overlay.reporting.errors import UnusablePrompts
 from sg_rlhf.overlay.reporting.graceful_stop import TerminatedNow
-from sg_rlhf.plan.of_recipe import Plan, write_predicted
+from sg_rlhf.plan.of_recipe import Plan, plan_of, write_predicted
 from sg_rlhf.run_dir.lock import RunLocked
 from sg_rlhf.weights.describe import describe_loss
 
@@ -170,10 +172,25 @@ def check(run: Run) -> argparse.Namespace:
     return args
 
 
+def plan_run(run: Run) -> Plan | None:
+    """Memory and time that the run will take; None if the model's shape is not known."""
+    config, rollouts = run.config, None
+    prompts = input_files.count_prompts(config)
+    if prompts is not None:
+        per_epoch = prompts // max(1, config.value("rollout.batch_size"))
+        rollouts = per_epoch * config.value("train.num_episodes")
+    try:
+        return plan_of(config, folder=run.directory, rollouts=rollouts or None)
+    except ConfigError:
+        raise
+    except ValueError:  # a model of a kind whose memory is not known
+        return None
+
+
 def prepare(run: Run, args: argparse.Namespace, allowed: list[str]) -> Plan | None:
     """Write the run directory, decide whether to resume, and plan the run."""
     args.ckpt.load_enable = prepare_run_dir(run.config, run.directory, allowed)
-    plan = plan_run(run.config, run.directory)
+    plan = plan_run(run)
     try:
         write_predicted(plan, run.directory)
     except OSError as error:
@@ -181,8 +198,49 @@ def prepare(run: Run, args: argparse.Namespace, allowed: list[str]) -> Plan | No
     return plan
 
 
+def dry_run(run: Run, arguments: argparse.Namespace) -> None:
+    """Print the resolved recipe, its weighting, its plan and the command that trains it.
+
+    The run may be meant for another machine, so a GPU or file that is missing here is a remark.
+    Files that are here are checked.
+
+    Raises:
+        ConfigError: a value that cannot be, or a file that would stop the run.
+        UsageError: settings that cannot work together.
+        UnusablePrompts: the prompts do not fill one rollout.
+    """
+    config, remarks = run.config, io.StringIO()
+    with contextlib.redirect_stdout(remarks):
+        try:
+            args = upstream_arguments(with_absolute_paths(config))
+            if args.data.prompt_dataset:
+                check_prompt_count(config, args)
+            check_platform(args)
+        except UnsupportedHere as error:
+            print(f"# not on this machine: {error}")
+        except UpstreamMissing:
+            print("# not checked: OpenRLHF is not installed here, and has more rules for settings")
+    # Before anything is printed: these may find a value that cannot be.
+    plan = plan_run(run)
+    planned = plan.lines() if plan else ["no memory plan: the model's shape is not known here"]
+    missing, file_remarks = input_files.look(config)
+    print(f"# resolved recipe, from {' <- '.join(reversed(config.sources))}")
+    print(config.to_yaml())
+    print(f"# {run.loss_description}".replace("\n", "\n# "))
+    print(*(f"# {line}".rstrip() for line in planned), sep="\n")
+    print("# the command that trains it")
+    words = ["sg-rlhf", "train", *builtin_recipes.words(arguments.config)]
+    words += ["--run-dir", str(run.directory), *redact_argv(arguments.overrides)]
+    print(shlex.join(words))
+    print(remarks.getvalue(), end="")
+    for line in file_remarks:
+        print(f"# remark: {line}")
+    for line in missing:
+        print(f"# not on this machine: {line}")
+
+
 def _job_file(run: Run, arguments: argparse.Namespace, options: launch_options.Options) -> str:
-    from sg_rlhf.launch.job import job_file  # jinja2, which no other command needs
+    from sg_rlhf.launch.job import job_file  # jinja2, which training does not need
 
     return job_file(
         run.config, configs=arguments.config, overrides=arguments.overrides,
@@ -215,7 +273,7 @@ def main(argv: list[str] | None = None) -> int:
                 print(_job_file(run, arguments, job_options), end="")
                 return 0
             if arguments.dry_run:
-                dry_run(run.config, run.directory, run.loss_description, arguments)
+                dry_run(run, arguments)
                 return 0
             args = check(run)
             if arguments.replay:

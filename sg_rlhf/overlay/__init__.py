@@ -3,6 +3,5 @@
 One sub-package per process or concern. ``driver`` starts a run. ``controller`` is the training
 loop. ``rollout`` generates, ``learner`` updates the policy, ``weight_sync`` sends its weights to
 the engines. ``patches.table`` lists every upstream name that is replaced. Only
-:mod:`sg_rlhf.train` and :mod:`sg_rlhf.dry_run` import this package. docs/architecture.md follows
-one training step.
+:mod:`sg_rlhf.train` imports this package. docs/architecture.md follows one training step.
 """
