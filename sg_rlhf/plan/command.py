@@ -16,7 +16,6 @@ from sg_rlhf.config import ConfigError, builtin_recipes
 from sg_rlhf.config.checks import problems
 from sg_rlhf.config.upstream_flags import UpstreamChanged
 from sg_rlhf.data_io import strict_json
-from sg_rlhf.plan import overview
 from sg_rlhf.plan.of_recipe import load_for, plan_of
 from sg_rlhf.plan.time import DEFAULT
 
@@ -29,8 +28,6 @@ examples:
         --hardware 8x40gb data.max_len=3072 rollout.max_new_tokens=2048
   as JSON for a script: exit status 0 if it fits, 1 if not
     python -m sg_rlhf.plan --config configs/math/grpo_dsr_qwen2.5-7b.yaml --json
-  every shipped recipe on every hardware
-    python -m sg_rlhf.plan --all
 
 hardware: cpu, or [NODESx]COUNTx and a size (24gb, 40gb, 80gb) or a type (h100, h200, l40s, ...):
 8x80gb, 2x8xh100, 4xl40s. The recipe then has the settings of this hardware. All figures are
@@ -56,7 +53,6 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         help="mean length of a response for the time (default: a quarter of the longest)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
-    parser.add_argument("--all", action="store_true", help="every shipped recipe on every hardware")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="recipe keys to override")
     return parser.parse_intermixed_args(argv)
 
@@ -64,15 +60,8 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     """Exit status 0; 1 where the recipe does not fit; 2 after one line on stderr."""
     arguments = parse_arguments(argv)
-    if arguments.all:
-        alone = ("config", "hardware", "response_tokens", "json", "overrides")
-        given = [name for name in alone if getattr(arguments, name)]
-        if given:
-            return _fail(f"--all: every recipe on every hardware, without {' and '.join(given)}")
-        print("\n".join(overview.table()))
-        return 0
     if not arguments.config:
-        return _fail("--config: not set; give a recipe, or --all for every shipped one")
+        return _fail("--config: not set; give a recipe (`sg-rlhf recipes` lists them)")
     tokens = arguments.response_tokens
     if tokens is not None and tokens < 1:
         return _fail(f"--response-tokens {tokens:g}: expected 1 or more")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
 
-from sg_rlhf.plan import of_recipe, overview
-from sg_rlhf.plan.memory import MemoryPlan
-from sg_rlhf.plan.run_shape import run_shape
+from sg_rlhf.plan import of_recipe
 
 ROOT = Path(__file__).parents[3]
 
@@ -22,11 +21,14 @@ def test_the_tables_are_as_computed() -> None:
 
 
 def test_a_cell_is_the_commands_plan() -> None:
+    spec = importlib.util.spec_from_file_location("make", ROOT / "docs" / "make_scale.py")
+    assert spec is not None and spec.loader is not None
+    make = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(ROOT / "docs"))
+    spec.loader.exec_module(make)
     recipe = "configs/kk/grpo_sg_qwen2.5-3b-instruct.yaml"
-    for name in overview.HARDWARE:
+    for name in make.HARDWARE:
         config, machine = of_recipe.load_for([recipe], (), name)
-        run = run_shape(config)
-        assert run is not None and machine is not None
-        assert overview.cell(MemoryPlan(run, machine)) == overview.cell(
-            overview.plan_on(recipe, name)
-        )
+        plan = of_recipe.plan_of(config, hardware=machine)
+        assert plan is not None
+        assert make.cell(plan.memory) == make.cell(make.plan_on(recipe, name))

@@ -11,7 +11,7 @@ import pytest
 from sg_rlhf.config import load_config
 from sg_rlhf.config.run_paths import run_dir_of
 from sg_rlhf.overlay.driver.arguments import upstream_arguments
-from sg_rlhf.plan.overview import plan_on
+from sg_rlhf.plan.of_recipe import load_for, plan_of
 from sg_rlhf.run.choice import RECIPES, Choice, ChoiceError, Request, choose, host_memory_gib
 from tests.unit.machine.fake_nvml import install
 
@@ -197,7 +197,10 @@ def test_the_host_is_read_where_nobody_tells_it() -> None:
 @pytest.mark.parametrize("domain", RECIPES)
 def test_what_is_chosen_fits_by_the_plan(domain: str, hardware: str) -> None:
     chosen = choose(Request(domain, hardware=hardware))
-    memory = plan_on(chosen.parts[0], hardware)
+    config, machine = load_for(chosen.parts[:1], (), hardware)
+    plan = plan_of(config, hardware=machine)
+    assert plan is not None
+    memory = plan.memory
     free = memory.hardware.gpu_memory_gib - memory.peak_gib
     assert free > 0.05 * memory.hardware.gpu_memory_gib, memory.verdict()
     assert memory.cache is not None and memory.cache.sequences >= 4
