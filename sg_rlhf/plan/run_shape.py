@@ -167,7 +167,6 @@ def run_shape(config: Config) -> RunShape | None:
     max_len = value("data.max_len")
     shards = value("ds.ring_attn_size") * value("ds.tensor_parallel_size")
     cpu = hardware == "cpu" or value("vllm.sync_backend") == "gloo"
-    names = {name for group in topology.groups(value) for name in group.who.split(", ")}
     keyed = {f.name: value(f.metadata["key"]) for f in fields(RunShape) if f.metadata}
     keyed["engines"] = keyed["engines"] or 0
     return RunShape(
@@ -176,7 +175,7 @@ def run_shape(config: Config) -> RunShape | None:
         hardware=hardware,
         cpu=cpu,
         gpus_apart=topology.gpus(value) - topology.gpus_of(value, "actor"),
-        not_planned=tuple(name for name in ("critic", "reward") if name in names),
+        not_planned=tuple(n for n in topology.models(value) if n in ("critic", "reward")),
         colocated=topology.engines_share(value),
         samples_ahead=bool(value("train.async_enable")) and config.sg.max_staleness > 0,
         sync_bucket=_sync_bucket(config),

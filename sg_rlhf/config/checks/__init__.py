@@ -6,7 +6,7 @@ checked when the recipe is read (``value_ranges``, ``sg_settings``), files by ``
 
 from __future__ import annotations
 
-from sg_rlhf.config.checks import engines, layout, losses
+from sg_rlhf.config.checks import layout, losses
 from sg_rlhf.config.errors import ConfigError
 from sg_rlhf.config.recipe import Config
 
@@ -17,7 +17,7 @@ CHECKS = (
     layout.check_placement,
     layout.check_batches,
     layout.check_async,
-    engines.check,
+    layout.check_engines,
     losses.check_advantages,
     losses.check_aggregation,
     losses.check_weighting,

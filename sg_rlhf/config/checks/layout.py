@@ -1,4 +1,4 @@
-"""Batches over ranks, models over GPUs, and the bound on the age of samples.
+"""Batches over ranks, models over GPUs, engines, and the bound on the age of samples.
 
 Upstream hands a rollout's batches to the data-parallel ranks in equal chunks. If they do not divide
 evenly, one rank runs fewer forward passes than the others, and the collectives of ZeRO-3 hang.
@@ -144,6 +144,41 @@ def check_batches(value: Value) -> None:
         if count > 1 and samples % (score_micro * count):
             raise ValueError(
                 f"{rollout}: not divisible by rollout.micro_batch_size={score_micro} times the {on}"
+            )
+
+
+def check_engines(value: Value) -> None:
+    """Refuse settings of weight sync, sampling and LoRA that do not go together."""
+    if value("vllm.sync_with_ray") and value("sg.weight_sync") == "buckets":
+        raise ValueError(
+            "vllm.sync_with_ray=true: not with sg.weight_sync=buckets; set it to false, or "
+            "sg.weight_sync=upstream"
+        )
+    if value("rollout.top_p") < 1 and value("sg.truncated_sampling") == "refuse":
+        raise ValueError(
+            f"rollout.top_p={value('rollout.top_p'):g}: the engine would renormalise, "
+            "and the trainer's log-probs would not match; set it to 1, or "
+            "sg.truncated_sampling=keep"
+        )
+    if value("ds.lora.rank") > 0:
+        _check_lora(value)
+
+
+def _check_lora(value: Value) -> None:
+    """LoRA is merged before sending. Only bucketed sync does that, and not into 4-bit weights."""
+    shards, sync = value("ds.tensor_parallel_size"), value("sg.weight_sync")
+    for applies, setting, remedy in (
+        (value("ds.load_in_4bit"), "ds.load_in_4bit=true", "set it to false"),
+        (
+            sync != "buckets" or shards > 1,  # upstream's loop sends without merging
+            f"sg.weight_sync={sync}, ds.tensor_parallel_size={shards}",
+            "use sg.weight_sync=buckets and ds.tensor_parallel_size=1",
+        ),
+    ):
+        if applies:
+            raise ValueError(
+                f"ds.lora.rank={value('ds.lora.rank')}: not with {setting}: the engine takes "
+                f"adapters merged into their layers; {remedy}"
             )
 
 
