@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -34,18 +35,26 @@ class Plan:
     Attributes:
         run: the sizes of the recipe.
         hardware: the machine it is for.
-        why: how that was chosen.
-        memory: what it takes of it.
-        time: how long a rollout takes; None without GPUs.
+        assumptions: of the time.
+        why: how the machine was chosen.
         rollouts: of the run, where that is known.
     """
 
     run: RunShape
     hardware: Hardware
-    why: str
-    memory: MemoryPlan
-    time: TimePlan | None
-    rollouts: int | None
+    assumptions: Assumptions = DEFAULT
+    why: str = ""
+    rollouts: int | None = None
+
+    @cached_property
+    def memory(self) -> MemoryPlan:
+        """What it takes of the machine."""
+        return MemoryPlan(self.run, self.hardware)
+
+    @cached_property
+    def time(self) -> TimePlan | None:
+        """How long a rollout takes; None without GPUs."""
+        return time_plan(self.run, self.hardware, self.assumptions)
 
     def lines(self) -> list[str]:
         """For the terminal."""
@@ -60,8 +69,7 @@ class Plan:
 
     def _faster(self) -> list[str]:
         """Settings that fit and are a tenth faster."""
-        assert self.time is not None
-        other = fastest(self.run, self.hardware, self.time.assumptions)
+        other = fastest(self.run, self.hardware, self.assumptions)
         if other is None or other.seconds > 0.9 * self.seconds:
             return []
         changed = other.overrides(self.run)
@@ -152,15 +160,7 @@ def plan_of(
         return None
     if hardware is None:
         hardware, why = machine_for(run, folder)
-    return _plan(run, hardware, assumptions, why, rollouts)
-
-
-def _plan(
-    run: RunShape, hardware: Hardware, assumptions: Assumptions, why: str = "",
-    rollouts: int | None = None,
-) -> Plan:  # fmt: skip
-    memory, time = MemoryPlan(run, hardware), time_plan(run, hardware, assumptions)
-    return Plan(run, hardware, why, memory, time, rollouts)
+    return Plan(run, hardware, assumptions, why, rollouts)
 
 
 def fastest(run: RunShape, hardware: Hardware, assumptions: Assumptions = DEFAULT) -> Plan | None:
@@ -188,7 +188,7 @@ def fastest(run: RunShape, hardware: Hardware, assumptions: Assumptions = DEFAUL
             train, rollout = min(most.train_micro, train), min(most.rollout_micro, rollout)
             if train and rollout:
                 changed = replace(tried, train_micro=train, rollout_micro=rollout)
-                found.append(_plan(changed, hardware, assumptions))
+                found.append(Plan(changed, hardware, assumptions))
     return min(
         (plan for plan in found if plan.memory.fits and plan.time),
         key=lambda plan: (bool(plan.memory.tight), round(plan.seconds, 1)),
