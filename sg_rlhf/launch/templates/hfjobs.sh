@@ -1,10 +1,6 @@
+{% from "shared.sh" import header %}
 #!/usr/bin/env bash
-# {{ job.recipe }} on {{ job.machines }}. Printed by
-#   {{ job.printed_by }}
-{% if job.estimate %}
-# From sg-rlhf plan: {{ job.estimate }}.
-{% endif %}
-# Needs `hf` (huggingface_hub 1.20 or later), `hf auth login`, and an account that may start jobs: bash THIS_FILE
+{{ header(job) }}# Needs `hf` (huggingface_hub 1.20 or later), `hf auth login`, and an account that may start jobs: bash THIS_FILE
 # Lines with EDIT depend on your account; docs/running.md explains each part.
 set -euo pipefail
 

@@ -1,3 +1,16 @@
+{# What several job files have. -#}
+{% macro header(job) %}
+# {{ job.recipe }} on {{ job.machines }}. Printed by
+#   {{ job.printed_by }}
+{% if job.estimate %}
+# From sg-rlhf plan: {{ job.estimate }}.
+{% endif %}
+{% endmacro %}
+{% macro limits() %}
+# Raise the limits: Ray opens one file per connection (65536 are enough), CUDA and InfiniBand pin memory.
+ulimit -S -n "$(ulimit -H -n)"
+ulimit -S -l "$(ulimit -H -l)"
+{%- endmacro %}
 {# Ray on the machines of a job that runs the same commands on each. `head`: a shell expression for the first machine's
    address; `rank`: the variable with a machine's number; `options`: more words for `ray start`. -#}
 {% macro ray_nodes(job, head, rank, options="") %}
