@@ -18,8 +18,7 @@ from torch import Tensor
 from sg_rlhf.algo.aggregation import AGGREGATIONS, aggregate, prompt_token_counts
 from sg_rlhf.algo.analysis.gradient_dead_zones import warn_once
 from sg_rlhf.algo.analysis.token_statistics import TokenStatistics, token_statistics
-from sg_rlhf.algo.objectives import Clip, Objective, Tokens, make_objective
-from sg_rlhf.algo.parameters import ParameterError
+from sg_rlhf.algo.objectives import Clip, Objective, Tokens, check_objective, make_objective
 from sg_rlhf.algo.token_weights import normalize_weights, unnormalized_weights
 from sg_rlhf.algo.weightings import TokenContext, Weighting, make_weighting
 
@@ -281,17 +280,3 @@ def policy_loss_terms(
         )
     loss_BT = loss_BT.masked_fill(response_mask == 0, 0.0)
     return PolicyLossTerms(loss, loss_BT, weights_BT, statistics)
-
-
-def check_objective(objective: Objective, cfg: Weighting) -> None:
-    """Refuse an objective that cannot be combined with the weighting.
-
-    Raises:
-        ParameterError: a weight inside the clip, with an objective that has no such clip.
-    """
-    if cfg.placement == "inside" and not objective.takes_inside:
-        raise ParameterError(
-            "placement",
-            cfg.placement,
-            f"'outside' with {objective.name}, which has no clip that a weight could sit inside of",
-        )

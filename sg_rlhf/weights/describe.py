@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sg_rlhf.algo.analysis.gradient_dead_zones import DeadZone, reached_zones
-from sg_rlhf.algo.objectives import Objective
+from sg_rlhf.algo.objectives import Objective, check_objective
 from sg_rlhf.algo.parameters import ParameterError
 from sg_rlhf.algo.weightings import Weighting
 from sg_rlhf.config import Config, ConfigError, weighting_of
@@ -150,8 +150,6 @@ def _chosen(config: Config, key: str, otherwise: Any) -> Any:
 
 
 def _check_placement(objective: Objective, weighting: Weighting) -> None:
-    from sg_rlhf.algo.policy_loss import check_objective
-
     try:
         check_objective(objective, weighting)
     except ParameterError as error:

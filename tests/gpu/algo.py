@@ -20,9 +20,9 @@ from torch import Tensor
 
 from sg_rlhf.algo.advantages import group_advantages
 from sg_rlhf.algo.kl import ESTIMATORS, kl_estimate
-from sg_rlhf.algo.objectives import OBJECTIVES, make_objective
+from sg_rlhf.algo.objectives import OBJECTIVES, check_objective, make_objective
 from sg_rlhf.algo.parameters import ParameterError
-from sg_rlhf.algo.policy_loss import check_objective, policy_loss_terms
+from sg_rlhf.algo.policy_loss import policy_loss_terms
 from sg_rlhf.algo.rollout_correction import RolloutCorrectionConfig, rollout_correction
 from sg_rlhf.algo.token_weights import token_weights
 from sg_rlhf.algo.weightings import WEIGHTINGS, TokenContext, Weighting, make_weighting, token_keys

@@ -5,7 +5,7 @@ Every function takes ``value``: dotted key -> its value, and raises ValueError w
 
 from __future__ import annotations
 
-from sg_rlhf.algo.policy_loss import check_objective
+from sg_rlhf.algo.objectives import check_objective
 from sg_rlhf.config.derived import topology
 from sg_rlhf.config.derived.topology import Value
 from sg_rlhf.config.upstream_flags import KL_ESTIMATORS, POLICY_LOSS_TYPES, PROMPT_MEAN
