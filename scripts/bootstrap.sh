@@ -54,7 +54,7 @@ interrupted() {
 
 # run COMMAND...: its output into the log, a sign of life every 30 s.
 run() {
-  local child ticks=0
+  local child begun=$SECONDS said=$SECONDS pause=0.02
   printf '\n$ %s\n' "$*" >>$log
   # In a process group of its own, so that `interrupted` stops what it started too.
   set -m
@@ -62,9 +62,13 @@ run() {
   child=$!
   set +m
   while kill -0 $child 2>/dev/null; do
-    sleep 0.2
-    ticks=$((ticks + 1))
-    [ $((ticks % 150)) -ne 0 ] || say "  $(tail -n 1 $log | cut -c1-70)"
+    sleep $pause
+    # A short step is noticed at once; a long one is asked rarely.
+    if [ $SECONDS -gt $((begun + 1)) ]; then pause=0.2; fi
+    if [ $SECONDS -ge $((said + 30)) ]; then
+      said=$SECONDS
+      say "  $(tail -n 1 $log | cut -c1-70)"
+    fi
   done
   wait $child
 }
