@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from dataclasses import replace
 from functools import partial
 
@@ -21,6 +20,7 @@ from sg_rlhf.data_io.records import DataError
 from sg_rlhf.tasks.math.data import golds_of
 from sg_rlhf.tasks.math.prompt import prompt_of
 from sg_rlhf.tasks.math.sets import published
+from tests.http_server import serving
 from tests.unit.data_command import contents, lines, refusal
 from tests.unit.tasks.math.fixtures import orz_row, reference_row, write_json, write_jsonl
 from tests.unit.tasks.math.fixtures import write_parquet as parquet
@@ -301,10 +301,8 @@ def server(tmp_path):
         def log_message(self, *args):
             pass
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Quiet) as running:
-        threading.Thread(target=running.serve_forever, daemon=True).start()
-        yield folder, f"http://127.0.0.1:{running.server_port}"
-        running.shutdown()
+    with serving(Quiet) as url:
+        yield folder, url
 
 
 def test_a_published_file_is_downloaded_and_checked(
@@ -392,21 +390,19 @@ def test_a_file_from_the_hub_at_a_commit(tmp_path):
         def log_message(self, *args):
             pass
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub) as running:
-        threading.Thread(target=running.serve_forever, daemon=True).start()
+    with serving(Hub) as url:
 
         def run(file):
             out = tmp_path / file
             source = ["--source", f"hub:own/set:{file}", "--revision", commit]
             return in_a_process(
                 *["math", "--out", str(out), *source],
-                HF_ENDPOINT=f"http://127.0.0.1:{running.server_port}",
+                HF_ENDPOINT=url,
                 HF_HOME=str(tmp_path / "home"),
                 HF_HUB_OFFLINE="0",
             )
 
         made, failed = run("deep.json"), run("gone.json")
-        running.shutdown()
     assert made.returncode == 0, made.stderr
     assert [(r["id"], r["datasource"]) for r in lines(tmp_path / "deep.json" / "train.jsonl")] == [
         ("set-1", "set")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.server
 import json
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from sg_rlhf.tasks.math.grading import grade_many
 from sg_rlhf.tasks.math.suite import MathSuite
 from sg_rlhf.tasks.questions import EvalError, Question, generated_source
 from sg_rlhf.tasks.suite import Benchmark, LoadedBenchmark, Sampling
+from tests.http_server import serving
 
 TINY = Path(__file__).parents[3] / "sg_rlhf" / "tiny" / "math_tiny"
 QUESTION = Question("one", "What is 1 + 1?", ["2"])
@@ -99,10 +99,8 @@ class Chat(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def server() -> Iterator[tuple[type[Chat], str]]:
     Chat.requests, Chat.message = [], {"content": r"\boxed{2}"}
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Chat) as running:
-        threading.Thread(target=running.serve_forever, daemon=True).start()
-        yield Chat, f"http://127.0.0.1:{running.server_port}/v1"
-        running.shutdown()
+    with serving(Chat) as url:
+        yield Chat, f"{url}/v1"
 
 
 def test_a_server_gets_messages_through_its_chat_endpoint(server, monkeypatch, tmp_path):

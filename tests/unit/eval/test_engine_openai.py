@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.server
 import json
-import threading
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +14,7 @@ from sg_rlhf.eval.engines.openai import Server
 from sg_rlhf.eval.engines.start import start_one
 from sg_rlhf.eval.model import served_model
 from sg_rlhf.tasks.questions import EvalError
+from tests.http_server import serving
 
 GOOD = {"choices": [{"text": "yes", "finish_reason": "stop"}], "usage": {"completion_tokens": 1}}
 WRONG = {
@@ -58,10 +58,8 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Here, str]]:
             self.end_headers()
             self.wfile.write(content)
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield state, f"http://127.0.0.1:{server.server_port}/v1"
-        server.shutdown()
+    with serving(Handler) as url:
+        yield state, f"{url}/v1"
 
 
 def complete(url: str) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import http.server
 import json
-import threading
 from dataclasses import replace
 
 import pytest
@@ -19,6 +19,7 @@ from sg_rlhf.tasks.math.reference_graders import GRADERS
 from sg_rlhf.tasks.math.suite import MathSuite
 from sg_rlhf.tasks.questions import Question, generated_source
 from sg_rlhf.tasks.suite import Benchmark, Sampling
+from tests.http_server import serving
 
 #: A rule of another project, as its file could be: equal as texts.
 IS_EQUIV = "def is_equiv(answer, gold):\n    return answer.replace(' ', '') == gold\n"
@@ -56,18 +57,8 @@ class Completions(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def serve():
     """Starts a web server on the loopback; returns its address."""
-    running = []
-
-    def start(handler):
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        running.append(server)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        return f"http://127.0.0.1:{server.server_port}"
-
-    yield start
-    for server in running:
-        server.shutdown()
-        server.server_close()
+    with contextlib.ExitStack() as running:
+        yield lambda handler: running.enter_context(serving(handler))
 
 
 @pytest.fixture

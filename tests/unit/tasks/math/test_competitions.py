@@ -2,7 +2,6 @@
 
 import hashlib
 import http.server
-import threading
 from dataclasses import replace
 from functools import partial
 
@@ -12,6 +11,7 @@ from sg_rlhf.data_io.records import DataError
 from sg_rlhf.tasks.math.data import read_rows
 from sg_rlhf.tasks.math.sets.competitions import Competitions
 from sg_rlhf.tasks.math.sets.published import MORE_EVAL_SETS
+from tests.http_server import serving
 
 MADE = (
     '{"problem": "Find $x$.", "answer": "7"}\n'
@@ -40,12 +40,9 @@ def served(tmp_path, monkeypatch):
             (folder / place / "problems" / f"{name}.tex").write_text(text)
     handler = partial(http.server.SimpleHTTPRequestHandler, directory=str(folder))
     monkeypatch.setattr(http.server.SimpleHTTPRequestHandler, "log_message", lambda *a: None)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        address = f"http://127.0.0.1:{server.server_port}"
+    with serving(handler) as address:
         monkeypatch.setattr(Competitions, "url_of", lambda self, file: f"{address}/{file}")
         yield folder
-        server.shutdown()
 
 
 def test_the_file_is_made_of_the_folders_in_their_order(served, tmp_path):

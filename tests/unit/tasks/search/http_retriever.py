@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from tests.http_server import serving
 
 #: Status, the answer's body (bytes as they are, else as JSON), and more headers.
 Reply = tuple[int, Any] | tuple[int, Any, dict[str, str]]
@@ -84,12 +85,6 @@ def running() -> Iterator[Retriever]:
         def handle_error(self, *_: Any) -> None:
             pass  # a client that gave up is part of the tests
 
-    with Server(("127.0.0.1", 0), Handler) as server:
-        retriever = Retriever(f"http://127.0.0.1:{server.server_address[1]}/retrieve")
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        try:
-            yield retriever
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving(Handler, Server) as url:
+        retriever = Retriever(f"{url}/retrieve")
+        yield retriever

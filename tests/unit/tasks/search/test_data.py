@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from sg_rlhf.tasks.search.grading import parse_golds, score
 from sg_rlhf.tasks.search.prompt import build_prompt
 from sg_rlhf.tasks.search.sets import encyclopedia
 from tests.full_disk import small_disk
+from tests.http_server import serving
 from tests.unit.data_command import lines, refusal
 
 refused = partial(refusal, "search")
@@ -211,19 +211,13 @@ def test_a_download_that_the_caches_disk_cannot_hold_is_not_begun(tmp_path: Path
         def log_message(self, *_: Any) -> None:
             pass
 
-    with (
-        http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub) as hub,
-        small_disk(tmp_path / "disk", 1) as disk,
-    ):
-        threading.Thread(target=hub.serve_forever, daemon=True).start()
-        endpoint = f"http://127.0.0.1:{hub.server_port}"
+    with serving(Hub) as endpoint, small_disk(tmp_path / "disk", 1) as disk:
         known = {"HF_ENDPOINT": endpoint, "HF_HOME": str(disk / "hub"), "HF_HUB_OFFLINE": "0"}
         source = ["search", "--source", "nq_hotpotqa", "--revision", "a" * 40]
         result = subprocess.run(
             [sys.executable, "-m", "sg_rlhf.data", *source, "--out", str(tmp_path / "out")],
             env={**os.environ, **known}, capture_output=True, text=True, timeout=300,
         )  # fmt: skip
-        hub.shutdown()
         assert list(disk.iterdir()) == []
     assert result.returncode == 2
     assert result.stderr == (
