@@ -137,9 +137,9 @@ def test_an_engine_that_is_stopped_ends_its_controller_with_a_line(tmp_path: Pat
     pids = ray.get([engine.process.remote() for engine in engines])
     (tmp_path / engine_monitor.FILE.parent).mkdir()
     (tmp_path / engine_monitor.FILE).write_text("of an earlier run")
-    reference = watches.remote(engines, 10.0, tmp_path, 3600.0)
+    reference = watches.remote(engines, 6.0, tmp_path, 3600.0)
     await_file(tmp_path / "watching")
-    ready, _ = ray.wait([reference], timeout=4)
+    ready, _ = ray.wait([reference], timeout=2)
     assert not ready and engine_monitor.failure_message(tmp_path) is None
     os.kill(pids[1], signal.SIGSTOP)
     try:
@@ -149,18 +149,18 @@ def test_an_engine_that_is_stopped_ends_its_controller_with_a_line(tmp_path: Pat
         os.kill(pids[1], signal.SIGKILL)
     said = engine_monitor.failure_message(tmp_path)
     assert said is not None and "\n" not in said
-    assert said.startswith("rollout engine 1 did not answer for 10 s (sg.engine_timeout): ")
+    assert said.startswith("rollout engine 1 did not answer for 6 s (sg.engine_timeout): ")
 
 
 def test_an_engine_that_is_dead_and_that_nobody_misses_ends_it_too(tmp_path: Path) -> None:
     """Its process answers that its core is gone; the controller waits for something else of it."""
     engines = [SGRolloutActor.remote(), SGRolloutActor.options(max_restarts=0).remote()]
     ray.get(engines[1].lose_its_core.remote())
-    reference = watches.remote(engines, 8.0, tmp_path, 3600.0, start=0.0)
+    reference = watches.remote(engines, 5.0, tmp_path, 3600.0, start=0.0)
     with pytest.raises(ray.exceptions.WorkerCrashedError):
         ray.get(reference, timeout=1800)
     said = engine_monitor.failure_message(tmp_path)
-    assert said is not None and said.startswith("rollout engine 1 did not answer for 8 s")
+    assert said is not None and said.startswith("rollout engine 1 did not answer for 5 s")
 
 
 @pytest.mark.full  # it waits, 26 seconds
@@ -202,7 +202,7 @@ def test_a_lost_engine_is_replaced_as_often_as_allowed() -> None:
 
 def test_engines_that_are_lost_together_are_all_there_before_any_is_connected() -> None:
     """As those of one machine are; a call to one that is still starting fails at once."""
-    handles = [SGRolloutActor.options(max_restarts=3).remote(None, slow) for slow in (0.0, 5.0)]
+    handles = [SGRolloutActor.options(max_restarts=3).remote(None, slow) for slow in (0.0, 3.0)]
     joined: list[list[str]] = []
 
     def rejoin() -> None:

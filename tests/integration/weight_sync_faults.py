@@ -1,18 +1,20 @@
 """Weight syncs of the tiny model into a real engine, and what a faulty one says.
 
-    python weight_sync_faults.py OUT
+    python weight_sync_faults.py OUT PYTHON
 
 Writes to OUT: {"log_probs": [after a sync in buckets, after upstream's of the same weights, the
 trainer's own], "messages": fault -> the error's, "seconds": fault -> how long it took, "check":
 {"right": the log-prob check's metrics after an honest sync, "sent": outcome of a sync into a layer
 whose processed weight gets its rows in another order, "wrong": the check's error after it}}. The
-fault "dead core" is one in a call that the engine's core has been sent.
+fault "dead core" is one in a call that the engine's core has been sent. Ray starts its workers with
+PYTHON, which has made the long imports already.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import sys
 import time
@@ -37,7 +39,7 @@ from sg_rlhf.overlay.settings import worker_settings  # noqa: E402
 from sg_rlhf.overlay.weight_sync import log_prob_check  # noqa: E402
 
 MODEL = ROOT / "sg_rlhf" / "tiny" / "kk_tiny"
-DEADLINE = 5.0
+DEADLINE = 3.0
 
 
 LAYER = "layers.0.mlp.down_proj"
@@ -128,11 +130,12 @@ def checked(trainer: Any, engine: Any) -> Any:
         return str(error)
 
 
-def main(out: Path) -> None:
+def main(out: Path, python: str) -> None:
     ray.init(
         num_cpus=4, num_gpus=1, include_dashboard=False, log_to_driver=False,
         object_store_memory=2**28,
         runtime_env={
+            "py_executable": shlex.quote(python),
             "env_vars": {
                 **platform.environment(),
                 worker_settings.VARIABLE: worker_settings.WorkerSettings(
@@ -180,7 +183,7 @@ def main(out: Path) -> None:
             process.send_signal(number)
         if number == signal.SIGSTOP:
             call = engine.ping.remote()
-            assert ray.wait([call], timeout=2.0) == ([], [call])
+            assert ray.wait([call], timeout=1.0) == ([], [call])
     try:
         ray.get(call, timeout=1800.0)
         messages["dead core"] = "answered"
@@ -197,4 +200,4 @@ def main(out: Path) -> None:
 
 if __name__ == "__main__":
     table.install()
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -91,9 +91,9 @@ def test_a_stage_that_hangs_is_ended_with_what_it_started(
     options: Options, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launch, "GRACE", 0.5)
-    outcome = run_stage(stage("hangs"), dataclasses.replace(options, limit=8), None)
-    assert (outcome.status, outcome.note) == ("failed", "ended after its limit of 8 s")
-    assert 8 <= outcome.seconds < 40
+    outcome = run_stage(stage("hangs"), dataclasses.replace(options, limit=5), None)
+    assert (outcome.status, outcome.note) == ("failed", "ended after its limit of 5 s")
+    assert 5 <= outcome.seconds < 40
     result = result_of(outcome)
     # What it had found until then is kept.
     assert [check["name"] for check in result["checks"]] == ["before it hung"]
