@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 import subprocess
-import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ import yaml
 from sg_rlhf.eval import training_runs
 from sg_rlhf.eval.model import find_model
 from sg_rlhf.eval.run import main
+from sg_rlhf.overlay.fork_server.client import ForkServer
 from tests.unit.tasks.search.http_retriever import running
 
 ROOT = Path(__file__).parents[3]
@@ -40,17 +41,30 @@ def finished(folder: Path, domain: str, second: int = 0, **settings) -> Path:
     return final
 
 
-def evaluate(folder: Path, *arguments: str, status: int) -> tuple[list[str], str]:
+@pytest.fixture(scope="module")
+def python() -> Iterator[Path]:
+    """An interpreter that starts with the imports of a tokenizer made."""
+    server = ForkServer(("torch", "transformers.models.auto.tokenization_auto"))
+    yield server.python
+    server.close()
+
+
+@pytest.fixture
+def evaluate(python: Path) -> Callable[..., tuple[list[str], str]]:
     """Runs the command as a user does, but for the engine; its lines, and its error."""
-    # The cache is empty, and nothing is downloaded.
-    cache = {"HF_HUB_OFFLINE": "1", "XDG_CACHE_HOME": str(folder.parent / "cache")}
-    ran = subprocess.run(
-        [sys.executable, "-m", "tests.unit.eval.without_engine", *arguments],
-        cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT), **cache},
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert ran.returncode == status, ran.stdout + ran.stderr
-    return ran.stdout.splitlines(), ran.stderr
+
+    def evaluate(folder: Path, *arguments: str, status: int) -> tuple[list[str], str]:
+        # The cache is empty, and nothing is downloaded.
+        cache = {"HF_HUB_OFFLINE": "1", "XDG_CACHE_HOME": str(folder.parent / "cache")}
+        ran = subprocess.run(
+            [python, "-m", "tests.unit.eval.without_engine", *arguments],
+            cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT), **cache},
+            capture_output=True, text=True,
+        )  # fmt: skip
+        assert ran.returncode == status, ran.stdout + ran.stderr
+        return ran.stdout.splitlines(), ran.stderr
+
+    return evaluate
 
 
 @pytest.fixture
@@ -60,7 +74,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("suite", DOMAINS)
-def test_in_an_empty_folder_one_line_names_all_that_is_missing(suite: str, folder: Path) -> None:
+def test_in_an_empty_folder_one_line_names_all_that_is_missing(
+    evaluate, suite: str, folder: Path
+) -> None:
     # Port 9 is closed: on the default port somebody may serve.
     options = ("--retriever", "http://127.0.0.1:9") if suite == "qa" else ()
     said, error = evaluate(folder, "--suite", suite, *options, status=2)
@@ -72,7 +88,7 @@ def test_in_an_empty_folder_one_line_names_all_that_is_missing(suite: str, folde
 
 
 @pytest.mark.parametrize("suite", DOMAINS)
-def test_after_a_run_only_the_questions_are_missing(suite: str, folder: Path) -> None:
+def test_after_a_run_only_the_questions_are_missing(evaluate, suite: str, folder: Path) -> None:
     finished(folder / "runs" / "mine", DOMAINS[suite])
     options = ("--no-search",) if suite == "qa" else ()
     _, error = evaluate(folder, "--suite", suite, *options, status=2)
@@ -82,7 +98,7 @@ def test_after_a_run_only_the_questions_are_missing(suite: str, folder: Path) ->
     assert [path.name for path in folder.iterdir()] == ["runs"]
 
 
-def test_the_search_engine_of_the_run_is_asked_and_missing_with_the_rest(folder, monkeypatch):
+def test_the_search_engine_of_the_run_is_asked_and_missing_with_the_rest(evaluate, folder):
     finished(folder / "runs" / "mine", "search")
     _, error = evaluate(folder, "--suite", "qa", status=2)
     assert "missing: (1) questions: no data/qa here; get them with `hf download " in error
@@ -90,7 +106,7 @@ def test_the_search_engine_of_the_run_is_asked_and_missing_with_the_rest(folder,
     assert "python -m sg_rlhf.retrieval.server" in error and error.count("\n") == 1
 
 
-def test_knights_as_typed_after_a_run(folder: Path, puzzle_folder: Path) -> None:
+def test_knights_as_typed_after_a_run(evaluate, folder: Path, puzzle_folder: Path) -> None:
     older = finished(folder / "runs" / "older", "kk", second=1)
     finished(folder / "runs" / "study" / "newer", "kk", second=2)
     finished(folder / "runs" / "other", "math", second=3)
@@ -112,7 +128,7 @@ def test_knights_as_typed_after_a_run(folder: Path, puzzle_folder: Path) -> None
     assert said[0] == "--model runs/study/newer/checkpoints/final"
 
 
-def test_search_as_typed_after_a_run(folder: Path) -> None:
+def test_search_as_typed_after_a_run(evaluate, folder: Path) -> None:
     question = {"id": "q", "question": "Who?", "golden_answers": ["a"]}
     (folder / "data" / "qa").mkdir(parents=True)
     (folder / "data" / "qa" / "bamboogle.jsonl").write_text(json.dumps(question) + "\n")

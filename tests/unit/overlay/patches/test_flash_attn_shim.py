@@ -10,8 +10,8 @@ from tests.unit.overlay.cpu.test_platform import in_process
 pytestmark = pytest.mark.skipif(flash_attn_shim.installed(), reason="flash-attn is installed")
 
 
-@pytest.mark.parametrize("name", ["cpu", "cuda"])
-def test_upstream_imports_it_and_others_find_none(name: str) -> None:
+def test_upstream_imports_it_and_others_find_none() -> None:
+    """On a GPU; every run without one imports it, too."""
     code = """
 from sg_rlhf.overlay.patches import table as register
 register.install()
@@ -37,7 +37,7 @@ try:
 except RuntimeError as error:
     print(error)
 """
-    assert in_process(code, name).splitlines()[-6:] == [
+    assert in_process(code, "cuda").splitlines()[-6:] == [
         "None False False True",
         *["absent"] * 3,
         "[[7, 8, 9]] [[0, 1, 0]] True",
