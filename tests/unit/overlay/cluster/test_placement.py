@@ -1,4 +1,4 @@
-"""Which places a run asks a cluster for, and what is said of those that are missing."""
+"""Where processes are placed, and which nodes a run has."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from sg_rlhf.common.environment import versions
 from sg_rlhf.config.derived.topology import Group, groups
+from sg_rlhf.overlay.cluster import node_check
 from sg_rlhf.overlay.cluster.placement import Node, bundles, missing_resources
 from sg_rlhf.overlay.settings.lookup import value_of
+
+# -- Which places a run asks a cluster for, and what is said of those that are missing -----------
 
 
 def run(
@@ -101,4 +105,28 @@ def test_nothing_is_missing_but_ray_has_not_given_it_yet() -> None:
     places = bundles(0, [Group("policy", 1)])
     assert missing_resources(places, [node(1, 1, 2, 1, 2)]).startswith(
         "all are free, and not given yet"
+    )
+
+
+# -- What is said of machines whose packages are not the driver's --------------------------------
+
+
+def test_what_the_workers_need_is_found_with_all_that_it_needs() -> None:
+    names = node_check.dependency_closure()
+    assert {"openrlhf", "ray", "torch", "transformers", "tokenizers", "numpy"} <= {*names}
+    assert "ruff" not in names and "pytest" not in names  # tools may be other ones
+    assert versions(names).keys() == {*names}
+
+
+def test_equal_machines_have_nothing_said_of_them() -> None:
+    here = {"ray": "2.60.0", "torch": "2.13.0"}
+    assert node_check.diff("10.0.0.2", here, {**here, "more": "1"}) == ""
+
+
+def test_other_versions_and_missing_packages_are_named() -> None:
+    here = dict.fromkeys("abcdefg", "1")
+    said = node_check.diff("10.0.0.2", here, {"a": "1", "b": "2"})
+    assert said.startswith(
+        "machine 10.0.0.2 has other packages: b 2 (here 1), c missing (here 1), "
+        "d missing (here 1), e missing (here 1) and 2 more; "
     )

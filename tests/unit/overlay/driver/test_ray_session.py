@@ -1,19 +1,29 @@
-"""What the workers of a run find in their environment, started here or as a submitted job."""
+"""What the driver prepares: the environment of workers, the model of a revision, a replay."""
 
 from __future__ import annotations
 
+import argparse
 import copy
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
+from huggingface_hub import constants
 from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
 from ray.runtime_env.runtime_env import _merge_runtime_env
 
-from sg_rlhf.overlay.driver import ray_session
+from sg_rlhf.config import load_config
+from sg_rlhf.config.checks.input_files import token_counter
+from sg_rlhf.overlay.driver import model_revision, ray_session, replay
+from sg_rlhf.overlay.driver.arguments import UsageError, upstream_arguments
 from sg_rlhf.overlay.settings import worker_settings
 from sg_rlhf.overlay.settings.worker_settings import WorkerSettings
+
+# -- What the workers of a run find in their environment, started here or as a submitted job -----
+
 
 ARGS = SimpleNamespace(
     sg=SimpleNamespace(
@@ -98,3 +108,92 @@ def test_batch_invariant_kernels_are_asked_for_by_a_variable() -> None:
     assert "VLLM_BATCH_INVARIANT" not in ray_session.worker_variables(args, False)
     args.sg.batch_invariant = True
     assert ray_session.worker_variables(args, False)["VLLM_BATCH_INVARIANT"] == "1"
+
+
+# -- `sg.model_revision`: the commit's folder in the hub's cache replaces the model's id ---------
+
+
+ROOT = Path(__file__).parents[4]
+RECIPE = ROOT / "configs" / "kk" / "grpo_sg_tiny_cpu.yaml"
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The tiny model as a commit of org/model in a cache of its own; the hub is out of reach."""
+    monkeypatch.setenv("SG_PLATFORM", "cpu")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    snapshot = tmp_path / "models--org--model" / "snapshots" / COMMIT
+    shutil.copytree(ROOT / "sg_rlhf" / "tiny" / "kk_tiny", snapshot)
+    return snapshot
+
+
+def overrides(revision: str, model: str = "org/model") -> list[str]:
+    return [f"actor.model_name_or_path={model}", f"sg.model_revision={revision}"]
+
+
+def pinned(*words: str) -> argparse.Namespace:
+    args = upstream_arguments(load_config(RECIPE, list(words)))
+    model_revision.pin(args)
+    return args
+
+
+def test_every_role_gets_the_commits_folder(folder: Path) -> None:
+    args = pinned(
+        *overrides(COMMIT),
+        "algo.advantage.estimator=gae",
+        "critic.num_nodes=1",
+        "critic.num_gpus_per_node=1",
+        "sg.trust_remote_code=[org/model]",
+    )
+    assert args.actor.model_name_or_path == args.critic.model_name_or_path == str(folder)
+    assert args.sg.trust_remote_code == ["org/model", str(folder)]
+
+
+def test_without_a_revision_the_id_stays(folder: Path) -> None:
+    assert pinned("actor.model_name_or_path=org/model").actor.model_name_or_path == "org/model"
+
+
+def test_the_tokens_of_prompts_are_counted_with_the_commits_tokenizer(folder: Path) -> None:
+    count = token_counter(load_config(RECIPE, overrides(COMMIT)))
+    assert count is not None and count(["knight"])[0] > 0
+    assert token_counter(load_config(RECIPE, overrides("f" * 40))) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (overrides("f" * 40), "org/model/commits/main has its commits"),
+        (overrides(COMMIT, str(ROOT / "sg_rlhf" / "tiny" / "kk_tiny")), "has no revisions"),
+    ],
+)
+def test_what_cannot_be_loaded_is_one_line(folder: Path, words: list[str], said: str) -> None:
+    with pytest.raises(UsageError, match=said) as caught:
+        pinned(*words)
+    assert str(caught.value).startswith("sg.model_revision=") and "\n" not in str(caught.value)
+
+
+# -- What `sg-rlhf train --replay FILE` refuses, and what it prints ------------------------------
+
+
+REPLAY_RECIPE = Path(__file__).parents[4] / "configs" / "kk" / "grpo_sg_tiny_cpu.yaml"
+
+
+def test_a_rollout_of_more_ranks_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SG_PLATFORM", "cpu")
+    file = tmp_path / "step_1.pt"
+    torch.save({"step": 1, "ranks": 2, "experiences": []}, file)
+    args = upstream_arguments(load_config(REPLAY_RECIPE))
+    with pytest.raises(UsageError, match="its run had 2 policy ranks and this recipe has 1"):
+        replay.read(args, file)
+
+
+def test_the_table_has_a_column_per_step_and_every_digit() -> None:
+    rows = [{"kl": 0.1 + 0.2, "n": 3}, {"kl": 0.0, "n": 4}]
+    lines = replay.format_table(rows).splitlines()
+    assert [line.split() for line in lines] == [
+        ["step", "1", "step", "2"], ["kl", "0.30000000000000004", "0.0"], ["n", "3", "4"],
+    ]  # fmt: skip

@@ -1,14 +1,60 @@
-"""What a run logs of its memory."""
+"""What an update logs: means over micro-batches, and memory beside what the plan says."""
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import resource
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from openrlhf.models import actor as upstream
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from sg_rlhf.algo.log_probs import fused_log_probs
+from sg_rlhf.algo.log_probs.from_logits import log_probs_from_logits
+from sg_rlhf.algo.log_probs.fused_log_probs import selected_log_probs
 from sg_rlhf.overlay.learner import memory
+from sg_rlhf.overlay.learner.metrics import MicroBatchMetrics, UpdateMeans
+from sg_rlhf.plan import gpu_memory as gpu
+from tests.unit.peak import Peak
+from tests.unit.plan.runs import run_of
+
+# -- Means of an update's metrics over micro-batches ---------------------------------------------
+
+
+def means() -> UpdateMeans:
+    one_rank: Any = SimpleNamespace(all_reduce=lambda data: data)
+    return UpdateMeans(one_rank)
+
+
+def test_scalars_are_weighted_by_tokens_and_vectors_by_samples() -> None:
+    found = means()
+    for loss, rewards, tokens, learning_rate in (
+        (1.0, [0.0, 1.0], 10, 0.1), (4.0, [1.0], 30, 0.2)
+    ):  # fmt: skip
+        values = {"policy_loss": torch.tensor(loss), "reward": torch.tensor(rewards)}
+        latest = {"actor_lr": learning_rate}
+        bar = found.add(MicroBatchMetrics(values, latest, tokens, len(rewards)))
+        assert bar["act_loss"] == pytest.approx(loss)
+    result = found.result()
+    assert result["policy_loss"] == pytest.approx((10 * 1.0 + 30 * 4.0) / 40)
+    assert result["reward"] == pytest.approx(2 / 3) and result["actor_lr"] == 0.2
+
+
+def test_a_micro_batch_without_tokens_has_no_part_in_the_means() -> None:
+    nan = torch.tensor(float("nan"))
+    found = means()
+    found.add(MicroBatchMetrics({"kl": nan, "reward": torch.tensor([9.0, nan])}, {}, 0, 2))
+    assert found.result() == {"kl": 0.0, "reward": 0.0}
+    found.add(MicroBatchMetrics({"kl": torch.tensor(0.5), "reward": torch.ones(2)}, {}, 7, 2))
+    assert found.result() == {"kl": 0.5, "reward": 1.0}
+
+
+# -- What a run logs of its memory ---------------------------------------------------------------
 
 
 class Largest:
@@ -48,3 +94,72 @@ def test_with_cuda_it_is_the_allocators_peak_and_the_device(
         "memory/peak_allocated_gib": 3.0,
         "memory/device_used_gib": 70.0,
     }
+
+
+# -- The plan's copies of the logits are those that upstream's forward pass makes ----------------
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_copies_of_the_logits_are_those_of_upstreams_forward_pass(
+    temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upstream, "log_probs_from_logits", log_probs_from_logits)
+    # Upstream's own, which the overlay wraps.
+    over_logits = inspect.unwrap(upstream.Actor.forward)
+    config = Qwen2Config(
+        vocab_size=20_000, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=2, tie_word_embeddings=True,
+    )  # fmt: skip
+    model = Qwen2ForCausalLM(config).bfloat16()
+    model.config.use_cache = False
+    policy = upstream.Actor(model)
+    policy.temperature, policy.packing_samples = temperature, False
+    ids = torch.randint(0, 20_000, (1, 512))
+
+    def copies(grad: bool) -> float:
+        with Peak() as peak, contextlib.nullcontext() if grad else torch.no_grad():
+            log_probs, _output = over_logits(
+                policy,
+                ids,
+                torch.ones(1, 511),
+                attention_mask=torch.ones_like(ids),
+                return_output=True,
+            )
+            if grad:
+                log_probs.sum().backward()
+        return peak.most / (4 * 20_000 * 512)
+
+    shape = run_of(temperature=temperature, logits="full")
+    one = 4.0 * shape.model.vocab_size
+    planned = gpu.logits_of_update(shape) / shape.train_pass_tokens / one
+    assert copies(grad=True) == pytest.approx(planned, abs=0.1)
+    scored = gpu.logits_of_scoring(shape) / shape.rollout_pass_tokens / one
+    assert copies(grad=False) == pytest.approx(scored, abs=0.1)
+
+
+def test_a_fused_head_takes_what_the_plan_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a GPU's blocks, in float32: the CPU's matrix products of 16 bits need copies."""
+    assert fused_log_probs._ROWS["cuda"] == gpu.FUSED_ROWS
+    assert fused_log_probs._CUDA_COLUMNS == gpu.FUSED_COLUMNS
+    assert fused_log_probs._CUDA_LOGITS == gpu.FUSED_LOGITS
+    monkeypatch.setitem(fused_log_probs._ROWS, "cpu", gpu.FUSED_ROWS)
+    columns = fused_log_probs._columns
+    monkeypatch.setattr(fused_log_probs, "_columns", lambda _, *rest: columns("cuda", *rest))
+    tokens, hidden, vocabulary = 8192, 16, 20_000
+    config = Qwen2Config(
+        vocab_size=vocabulary, hidden_size=hidden, intermediate_size=32, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=2, tie_word_embeddings=True,
+    )  # fmt: skip
+    head = Qwen2ForCausalLM(config).lm_head.weight
+    states = torch.randn(tokens, hidden, requires_grad=True)
+    targets = torch.randint(0, vocabulary, (tokens,))
+    with Peak() as peak:
+        log_probs, _ = selected_log_probs(states, head, targets, temperature=0.7)
+        log_probs.sum().backward()
+    run = run_of()
+    shape = replace(run.model, hidden_size=hidden, vocab_size=vocabulary)
+    run = replace(run, model=shape, train_micro=1, max_len=tokens, logits="fused")
+    # The plan's hidden states are in bf16; of the head there is its own gradient beside.
+    planned = gpu.logits_of_update(run) + 4 * head.numel() + 4 * hidden * tokens
+    assert 0.5 * planned < peak.most < 1.1 * planned
+    assert peak.most < 0.2 * 4 * vocabulary * tokens
