@@ -1,14 +1,35 @@
-"""All problems of a recipe are found at once, and every command that reads recipes shows them."""
+"""The checks of a recipe before anything starts, but for its files."""
 
 from __future__ import annotations
 
+import os
+import re
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch.utils import cpp_extension
 
+from sg_rlhf.common import cuda_home
 from sg_rlhf.config import ConfigError, checks, load_config
+from sg_rlhf.config.checks import cuda_toolkit, optional_packages
+from sg_rlhf.config.upstream_flags import build_parser, upstream_root
+from sg_rlhf.overlay.driver import arguments
+from sg_rlhf.overlay.driver.arguments import (
+    UnsupportedHere,
+    UsageError,
+    check_platform,
+    check_trackers,
+    upstream_arguments,
+)
+from sg_rlhf.overlay.patches import flash_attn_shim
 from sg_rlhf.plan.command import main as plan
 from sg_rlhf.train import main as train
+
+# -- All problems of a recipe are found at once, and every command that reads recipes shows them --
+
 
 TINY = Path(__file__).parents[4] / "configs" / "kk" / "grpo_sg_tiny_cpu.yaml"
 WRONG = ["rollout.top_p=0.9", "vllm.sync_with_ray=true", "sg.update=lopti", "actor.entropy_coef=1"]
@@ -48,3 +69,298 @@ def test_plan_and_dry_run_show_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert "train refuses this recipe: rollout.top_p=0.9: " in capsys.readouterr().err
     assert train(["--config", str(TINY), "--dry-run", "rollout.top_p=0.9"]) == 2
     assert capsys.readouterr().err.startswith("error: rollout.top_p=0.9: ")
+
+
+# -- What does not fit together is one line before anything starts; what is shipped fits ---------
+
+
+CONFIGS = Path(__file__).parents[4] / "configs"
+PAPER = CONFIGS / "kk" / "grpo_sg_qwen2.5-3b-instruct.yaml"
+RECIPES = sorted(
+    path
+    for task in ("kk", "math", "search")
+    for path in (CONFIGS / task).glob("*.yaml")
+    if path.stem != "common"
+)
+
+
+ASYNC = "train.async_enable=true vllm.enable_sleep=false"
+
+
+def parse(*overrides: str, recipe: Path = PAPER) -> Any:
+    return upstream_arguments(load_config(recipe, overrides))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "sg.correction=icepop",
+        "sg.uncorrected=keep",
+        "sg.max_staleness=0",
+        "sg.correction=tis rollout.vllm_generate_batch_size=128",
+        "sg.correction=tis vllm.num_engines=3",  # they have accelerators of their own
+        "sg.correction=tis train.partial_rollout_enable=true sg.stale=drop",
+    ],
+)
+def test_an_asynchronous_run(more: str) -> None:
+    assert parse(*ASYNC.split(), *more.split()).train.async_enable
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_every_shipped_recipe_divides_evenly(recipe: Path) -> None:
+    args = parse(recipe=recipe)
+    samples = args.rollout.batch_size * args.rollout.n_samples_per_prompt
+    steps = samples // args.train.batch_size
+    assert steps >= 1 and steps * args.train.batch_size == samples
+    ranks = args.actor.num_nodes * args.actor.num_gpus_per_node
+    for size, part in ((samples, args.rollout), (args.train.batch_size, args.train)):
+        assert size % (part.micro_batch_size * ranks) == 0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ("rollout.batch_size=66", "= 66 * 8 = 528: not divisible by train.batch_size=256"),
+        ("train.batch_size=512 rollout.batch_size=32", "not divisible by train.batch_size=512"),
+        ("train.micro_batch_size=3", "not divisible by train.micro_batch_size=3 times the 8 data-"),
+        ("rollout.micro_batch_size=24", "rollout.micro_batch_size=24 times the 8 data-parallel"),
+        ("rollout.vllm_generate_batch_size=32", "=32: expected rollout.batch_size=64 or"),
+        ("rollout.vllm_generate_batch_size=128", "set train.async_enable=true, or leave it unset"),
+        ("rollout.micro_batch_size=0", "rollout.micro_batch_size=0: expected 1 or more"),
+        ("train.dynamic_batch_enable=true train.batch_size=4", "=4: not divisible by the 8 data-"),
+        (
+            "train.dynamic_batch_enable=true algo.advantage.estimator=gae ds.zero_stage=2",
+            "ds.zero_stage=2: the critic would learn from the last micro-batch of each step alone",
+        ),
+        ("ds.ring_attn_size=3", "not divisible by ds.ring_attn_size * ds.tensor_parallel_size = 3"),
+        ("train.async_enable=true", "vllm.enable_sleep=true: not with train.async_enable=true"),
+        ("train.partial_rollout_enable=true", "expected train.async_enable=true, or false"),
+        (f"{ASYNC}", "no correction is on: set sg.correction=tis"),
+        (f"{ASYNC} sg.correction=tis actor.policy_loss_type=gspo", "with a loss that takes it"),
+        (f"{ASYNC} sg.correction=tis sg.stale=drop", "sg.stale=drop: without train.partial_"),
+        (
+            f"{ASYNC} sg.correction=tis train.partial_rollout_enable=true "
+            "train.full_determinism_enable=true",
+            "train.partial_rollout_enable=true: not with train.full_determinism_enable=true",
+        ),
+        (f"{ASYNC} train.async_queue_size=0", "train.async_queue_size=0: expected 1 or more"),
+        (
+            f"{ASYNC} sg.correction=tis rollout.vllm_generate_batch_size=192",
+            "up to 3 rollouts of rollout.batch_size=64, of which the last is 2 weight syncs old",
+        ),
+        (
+            f"{ASYNC} sg.correction=tis rollout.vllm_generate_batch_size=112",  # 48 may be left
+            "up to 3 rollouts of rollout.batch_size=64, of which the last is 2 weight syncs old",
+        ),
+        ("vllm.num_engines=null", "vllm.num_engines: not set: expected 1 or more"),
+        ("vllm.num_engines=0", "vllm.num_engines=0: expected 1 or more"),
+        ("algo.advantage.estimator=gae reward.remote_url=null", "reward.remote_url: not set"),
+        ("actor.num_gpus_per_node=4 vllm.num_engines=4", "actor.num_gpus_per_node=4, ref.num_gpus"),
+        (
+            "algo.advantage.estimator=gae critic.num_gpus_per_node=16",
+            "critic.num_nodes * critic.num_gpus_per_node = 16: more than the actor's 8",
+        ),
+        ("vllm.num_engines=4", "vllm.tensor_parallel_size = 4: must be equal with"),
+        (
+            "train.colocate_all=false vllm.enable_sleep=false ref.num_gpus_per_node=3",
+            "times the 3 data-parallel ranks of ref",
+        ),
+        (
+            "algo.advantage.estimator=gae train.colocate_critic_reward=true "
+            "critic.num_gpus_per_node=4",
+            "critic.num_gpus_per_node=4, reward.num_gpus_per_node=8: must be equal",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_one_line(overrides: str, words: str) -> None:
+    with pytest.raises((UsageError, ConfigError)) as refusal:
+        parse(*overrides.split())
+    assert words in str(refusal.value) and "\n" not in str(refusal.value)
+
+
+def test_whatever_upstream_trips_over_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def trip(_args: Any) -> None:
+        raise TypeError("'>' not supported between instances of 'NoneType' and 'int'")
+
+    monkeypatch.setattr(arguments, "validate_args", trip)
+    with pytest.raises(UsageError, match="missing or null: TypeError: '>' not supported"):
+        parse()
+
+
+def test_what_fits_is_taken() -> None:
+    smaller = ("actor.num_gpus_per_node=4", "vllm.num_engines=4")
+    assert parse(*smaller, "ref.num_gpus_per_node=4").ref.num_gpus_per_node == 4
+    assert parse(*smaller, "algo.kl.init_coef=0").ref.num_gpus_per_node == 8
+    assert parse("vllm.num_engines=2", "vllm.tensor_parallel_size=4").vllm.num_engines == 2
+    dynamic = parse("train.dynamic_batch_enable=true", "train.micro_batch_size=3")
+    assert dynamic.train.batch_size % (3 * dynamic.actor.num_gpus_per_node)  # static ones refuse it
+    # One rank runs a smaller last batch of a rollout as well.
+    tiny = CONFIGS / "kk" / "grpo_sg_tiny_cpu.yaml"
+    found = parse("rollout.micro_batch_size=24", recipe=tiny)
+    assert found.rollout.batch_size * found.rollout.n_samples_per_prompt % 24
+
+
+# -- Flags whose package the locks leave out are refused in one line, before anything starts -----
+
+
+ROOT = Path(__file__).parents[4]
+USED = {
+    "ds.ring_attn_size": 2, "ds.use_liger_kernel": True, "ds.load_in_4bit": True,
+    "ds.experts_implementation": "deepgemm", "vllm.sync_with_ray": True, "use_ms": True,
+}  # fmt: skip
+DEFAULTS = {action.dest: action.default for action in build_parser()._actions}
+BY_KEY = {need.key: need for need in optional_packages.NEEDS}
+
+
+def value(**given: Any) -> Any:
+    return ({**DEFAULTS, **given}).__getitem__
+
+
+def test_the_defaults_of_upstream_need_nothing() -> None:
+    assert set(USED) == set(BY_KEY)
+    assert optional_packages.missing(value(), installed=lambda _: False) == []
+
+
+@pytest.mark.parametrize("key", USED)
+def test_each_flag_names_its_package_and_what_to_do(key: str) -> None:
+    need, given = BY_KEY[key], value(**{key: USED[key]})
+    (line,) = optional_packages.missing(given, installed=lambda _: False)
+    assert line.startswith(f"{key}={str(USED[key]).lower()}: needs {need.modules[0]}")
+    assert need.install in line and line.endswith(f"or set {key}={need.instead}")
+    assert optional_packages.missing(given, installed=lambda _: True) == []
+    instead = {"false": False, "1": 1}.get(need.instead, need.instead)
+    assert optional_packages.missing(value(**{key: instead}), installed=lambda _: False) == []
+
+
+def test_only_what_is_lacking_is_named() -> None:
+    found = optional_packages.missing(value(**USED), installed=lambda name: name == "flash_attn")
+    assert len(found) == len(USED)
+    assert "needs ring_flash_attn, not installed" in found[0]
+
+
+@pytest.mark.parametrize("need", optional_packages.NEEDS, ids=lambda need: need.key)
+def test_a_package_of_a_cuda_lock_is_installed_there(need: optional_packages.Need) -> None:
+    """A row says what is missing here; the CUDA lock has bitsandbytes in the version named."""
+    locked = (ROOT / "requirements" / "cuda.lock").read_text()
+    for pinned in re.findall(r"([\w-]+)==([\w.]+)", need.install):
+        lines = re.findall(rf"^{pinned[0]}==\S+", locked, re.M)
+        assert lines in ([], ["==".join(pinned)])
+
+
+def test_no_import_of_upstream_is_without_a_row_or_a_lock() -> None:
+    """Every package that upstream imports anywhere on the way of a run."""
+    skipped = {"cli/serve_rm.py", "cli/lora_combiner.py"}
+    imported = set()
+    for path in upstream_root().rglob("*.py"):
+        if str(path.relative_to(upstream_root())) not in skipped:
+            imported |= set(re.findall(r"^\s*(?:from|import) (\w+)", path.read_text(), re.M))
+    rows = {module for need in optional_packages.NEEDS for module in need.modules}
+    unknown = {
+        name for name in imported - rows - {"openrlhf"} if not optional_packages.is_installed(name)
+    }
+    # The stand-in, or whatever packs samples on CUDA.
+    assert unknown <= {"flash_attn"} and not unknown & set(sys.stdlib_module_names)
+
+
+def test_a_stand_in_is_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "flash_attn"]:
+        monkeypatch.delitem(sys.modules, name)
+    before = optional_packages.is_installed("flash_attn")
+    flash_attn_shim.install()
+    assert optional_packages.is_installed("flash_attn") == before
+    for name in flash_attn_shim.MODULES if not before else ():
+        monkeypatch.delitem(sys.modules, name)
+    assert optional_packages.is_installed("torch") and not optional_packages.is_installed(
+        "no_such_module"
+    )
+
+
+@pytest.mark.parametrize("platform", ["cuda", "cpu"])
+def test_a_run_refuses_ring_attention(monkeypatch: pytest.MonkeyPatch, platform: str) -> None:
+    monkeypatch.setenv("SG_PLATFORM", platform)
+    expected = "needs ring_flash_attn" if platform == "cuda" else "without CUDA use 1"
+    with pytest.raises(UnsupportedHere, match=expected):
+        check_platform(upstream_arguments(load_config(PAPER, ["ds.ring_attn_size=2"])))
+
+
+def test_a_run_refuses_the_other_hub() -> None:
+    with pytest.raises(UnsupportedHere, match="use_ms=true: needs modelscope, not installed: pip"):
+        upstream_arguments(load_config(PAPER, ["use_ms=true"]))
+
+
+def test_a_run_refuses_a_tracker_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny = ROOT / "configs" / "kk" / "grpo_sg_tiny_cpu.yaml"
+    args = upstream_arguments(load_config(tiny, ["sg.trackio=true"]))
+    monkeypatch.setattr(optional_packages, "is_installed", lambda module: module != "trackio")
+    with pytest.raises(UnsupportedHere, match="sg.trackio=true: needs trackio, not installed: pip"):
+        check_trackers(args)
+
+
+# -- Toolkits of any version, by an nvcc that prints it; and what DeepSpeed does with each -------
+
+
+NVCC = """#!/bin/sh
+echo 'nvcc: NVIDIA (R) Cuda compiler driver'
+echo 'Cuda compilation tools, release {version}, V{version}.48'
+"""
+
+
+def toolkit(folder: Path, version: str) -> Path:
+    nvcc = folder / "bin" / "nvcc"
+    nvcc.parent.mkdir(parents=True)
+    nvcc.write_text(NVCC.format(version=version))
+    nvcc.chmod(0o755)
+    return folder
+
+
+@pytest.mark.parametrize("version", ["13.0", "13.1", "13.4"])
+def test_deepspeed_takes_any_toolkit_when_its_check_is_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    from deepspeed.ops.op_builder import builder
+
+    monkeypatch.setenv("DS_SKIP_CUDA_CHECK", "1")
+    monkeypatch.setattr(cpp_extension, "CUDA_HOME", str(toolkit(tmp_path, version)))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert builder.assert_no_cuda_mismatch("an operator")
+
+
+def test_the_release_of_a_toolkit(tmp_path: Path) -> None:
+    assert cuda_toolkit.release(toolkit(tmp_path / "a", "13.1")) == (13, 1)
+    assert cuda_toolkit.release(tmp_path / "none") is None
+    broken = toolkit(tmp_path / "b", "13.1")
+    (broken / "bin" / "nvcc").write_text("#!/bin/sh\nexit 1\n")
+    assert cuda_toolkit.release(broken) is None
+
+
+@pytest.mark.parametrize(
+    ("home", "found", "torch_cuda", "expected"),
+    [
+        ("/opt/cuda", (13, 0), "13.0", None),
+        ("/opt/cuda", (13, 3), "13.0", None),
+        ("/opt/cuda", None, None, None),
+        ("/opt/cuda", (12, 8), "13.0", "/opt/cuda is 12.8, and torch is built for 13.0: install"),
+        ("/opt/cuda", None, "13.0", "/opt/cuda has no nvcc that runs: install one of 13.x and set"),
+        (None, None, "13.0", "there is none: install one of 13.x and set CUDA_HOME; or set"),
+    ],
+)
+def test_deepcompile_needs_one_of_torchs_major_version(
+    home: str | None, found: tuple[int, int] | None, torch_cuda: str | None, expected: str | None
+) -> None:
+    line = cuda_toolkit.problem(home, found, torch_cuda)
+    assert line == expected if expected is None else line is not None and expected in line
+
+
+@pytest.mark.parametrize("named", [None, "", "/opt/mine"])
+def test_the_usual_folder_is_named_for_whoever_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str | None
+) -> None:
+    monkeypatch.setenv("CUDA_HOME", "")
+    if named is None:
+        monkeypatch.delenv("CUDA_HOME")
+    else:
+        monkeypatch.setenv("CUDA_HOME", named)
+    cuda_home.install(tmp_path)
+    assert os.environ.get("CUDA_HOME") == named
+    cuda_home.install(toolkit(tmp_path, "13.0"))
+    assert os.environ["CUDA_HOME"] == (named or str(tmp_path))
