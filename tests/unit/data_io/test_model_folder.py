@@ -1,13 +1,20 @@
-"""A folder that holds LoRA adapters alone is no model: one line says how to make one of it."""
+"""Files that are read: model folders, and JSON without surprises."""
+
+from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from sg_rlhf.data_io import model_folder
+from sg_rlhf.data_io import model_folder, strict_json
 from sg_rlhf.eval.run import main
+
+# -- A folder that holds LoRA adapters alone is no model: one line says how to make one of it ----
+
 
 TINY = Path(__file__).parents[3] / "sg_rlhf" / "tiny" / "kk_tiny"
 
@@ -44,3 +51,24 @@ def test_an_evaluation_refuses_them_before_anything_starts(adapters, tmp_path, c
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "python -m openrlhf.cli.lora_combiner" in error
     assert not out.exists()
+
+
+# -- JSON that every reader takes: null for what is not finite, and strings as they are ----------
+
+
+def test_what_is_not_finite_is_null_and_strings_stay() -> None:
+    value = {
+        "NaN": ["NaNometre, Infinity", math.nan, -math.inf, (1, 2.5)],
+        3: {"array": np.array([1.0, math.nan]), "number": np.float64("inf"), "flag": True},
+        "none": None,
+    }
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    assert json.loads(strict_json.dumps(value), parse_constant=refuse) == {
+        "NaN": ["NaNometre, Infinity", None, None, [1, 2.5]],
+        "3": {"array": [1.0, None], "number": None, "flag": True},
+        "none": None,
+    }
+    assert strict_json.dumps({"a": math.nan}, indent=1) == '{\n "a": null\n}'

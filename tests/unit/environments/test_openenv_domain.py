@@ -1,10 +1,12 @@
-"""Episodes of an OpenEnv environment as rollouts, with a server of the protocol."""
+"""Environments of OpenEnv, and the command that serves ours."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -12,6 +14,7 @@ from aiohttp import WSMsgType, web
 from aiohttp.test_utils import TestServer
 
 from sg_rlhf.environments import openenv_domain
+from sg_rlhf.environments.command import main
 from sg_rlhf.environments.openenv_domain import (
     OpenEnvEnvironment,
     OpenEnvSettings,
@@ -20,6 +23,9 @@ from sg_rlhf.environments.openenv_domain import (
 )
 from sg_rlhf.tasks import rollout
 from sg_rlhf.tasks.grade import Grade
+
+# -- Episodes of an OpenEnv environment as rollouts, with a server of the protocol ---------------
+
 
 END = 0
 
@@ -181,3 +187,55 @@ def test_rows_are_the_beginnings_of_episodes() -> None:
     resets = [message["data"] for message in said if message["type"] == "reset"]
     assert resets == [{"size": 1, "seed": 4}, {"size": 1, "seed": 5}]
     assert reset_options('{"index": 2}') == {"index": 2}
+
+
+# -- `sg-rlhf serve-env`: wrong input is one line and exit status 2 ------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["kkk", "--data", "{data}"], "domain 'kkk': expected one of kk, math, search"),
+        (["kk", "--data", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["kk", "--data", "{empty}"], "empty.jsonl: no rows"),
+        (["kk", "--data", "{chat}"], "chat.jsonl, line 1: expected text as 'input'"),
+        (["kk", "--data", "{data}", "--set", "url=x"], "--set url=x: expected KEY=VALUE"),
+        (["kk", "--data", "{data}", "--port", "70000"], "--port: 70000: expected a port"),
+        (["kk", "--data", "{data}", "--port", "-1"], "--port: -1: expected a port"),
+        (
+            ["search", "--data", "{data}", "--set", "max_turns=many"],
+            "max_turns=many: Input should be a va",
+        ),
+        (
+            ["search", "--data", "{data}", "--set", "turns=2"],
+            "--set turns=2: expected KEY=VALUE, each key once, of url,",
+        ),
+        (["search", "--data", "{data}"], "expected"),
+        (["kk"], "the following arguments are required: --data"),
+    ],
+)
+def test_wrong_input_is_one_line(
+    tmp_path: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {name: tmp_path / f"{name}.jsonl" for name in ("data", "empty", "chat")}
+    files["data"].write_text(json.dumps({"input": "Who?", "answer": "no list"}) + "\n")
+    files["empty"].write_text("")
+    files["chat"].write_text(json.dumps({"input": [{"role": "user"}], "answer": "x"}) + "\n")
+    try:
+        status = main([word.format(**files) for word in words])
+    except SystemExit as stop:
+        status = int(str(stop.code))
+    assert status == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert message in line
+
+
+def test_without_openenv_the_line_says_how_to_install_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "openenv", None)
+    monkeypatch.delitem(sys.modules, "sg_rlhf.environments.openenv", raising=False)
+    data = tmp_path / "data.jsonl"
+    data.write_text(json.dumps({"input": "Who?", "answer": "(1) Zoey is a knight"}) + "\n")
+    assert main(["kk", "--data", str(data)]) == 2
+    assert capsys.readouterr().err.strip().endswith("pip install 'sg-rlhf[openenv]'")

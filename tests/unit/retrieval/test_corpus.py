@@ -1,9 +1,12 @@
-"""Corpora by offset: any passage comes back as it was, and a bad line is named."""
+"""The corpus of an index, and the manifest that says what it was made of."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sg_rlhf.retrieval import manifest, verify
 from sg_rlhf.retrieval.corpus import (
     Corpus,
     iterate_contents,
@@ -19,7 +23,11 @@ from sg_rlhf.retrieval.corpus import (
     save_offsets,
     scan,
 )
+from sg_rlhf.retrieval.index import build
+from sg_rlhf.retrieval.search import open_index
 from tests.unit.retrieval.conftest import write_corpus
+
+# -- Corpora by offset: any passage comes back as it was, and a bad line is named ----------------
 
 
 def test_every_row_comes_back(corpus: Path, texts: list[str]) -> None:
@@ -115,3 +123,205 @@ def test_ids_that_are_no_rows_are_fine_while_they_differ(tmp_path: Path) -> None
     names = ["0", "1", "10", "01", "1 ", "", "\u0661"]
     path.write_text("".join(json.dumps({"id": n, "contents": "x"}) + "\n" for n in names))
     assert len(scan(path).offsets) == 8
+
+
+# -- Damage of an index: each start or `verify` finds it, in one line ----------------------------
+
+
+FILES = ("offsets.npy", "bm25/data.csc.index.npy", "bm25/vocab.index.json")
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Path:
+    corpus = write_corpus(tmp_path / "corpus.jsonl", ["alpha beta", "gamma", "delta alpha"])
+    build(corpus, "bm25", tmp_path / "index")
+    return tmp_path / "index"
+
+
+def flip(path: Path, place: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_files_hash_is_that_of_sha256sum(index: Path) -> None:
+    facts = manifest.read(index)
+    for name in FILES:
+        expected = hashlib.sha256((index / name).read_bytes()).hexdigest()
+        assert facts["sha256"][name] == expected
+    assert set(facts["files"]) == set(facts["sha256"])
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda path: path.unlink(), "missing, but its index was built with"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "bytes, but its index was built"),
+        (lambda path: path.write_bytes(path.read_bytes() + b"\0"), "bytes, but its index was bui"),
+        (lambda path: flip(path, -1), "its content is not what was built (SHA-256)"),
+        (lambda path: path.write_bytes(bytes(path.stat().st_size)), "its content is not what was"),
+    ],
+)
+def test_each_start_finds_damage_of_small_files(
+    index: Path, name: str, damage: Callable[[Path], None], reason: str
+) -> None:
+    damage(index / name)
+    with pytest.raises(ValueError) as error:
+        open_index(index)
+    assert str(error.value).startswith(f"{index / name}: ") and reason in str(error.value)
+
+
+def test_damage_inside_a_large_file_is_found_by_verify_alone(
+    index: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(manifest, "SMALL", 10)
+    flip(index / FILES[0], -1)
+    open_index(index)
+    assert verify.main(["--index", str(index)]) == 2
+    assert f"{index / FILES[0]}: its content is not what was built" in capsys.readouterr().err
+
+
+def test_verify_reads_the_corpus_whatever_its_time_stamp(
+    index: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--index", str(index)]
+    assert verify.main(arguments) == 0
+    assert "every byte is as it was built" in capsys.readouterr().out
+    corpus = index.parent / "corpus.jsonl"
+    status = corpus.stat()
+    corpus.write_text(corpus.read_text().replace("gamma", "gamme"))
+    os.utime(corpus, ns=(status.st_atime_ns, status.st_mtime_ns))
+    open_index(index)
+    assert verify.main(arguments) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("sg_rlhf.retrieval.verify: ") and str(corpus) in line
+
+
+def change(index: Path, **entries: object) -> None:
+    facts = json.loads((index / "manifest.json").read_text())
+    for name, value in entries.items():
+        if value is None:
+            del facts[name]
+        else:
+            facts[name] = value
+    (index / "manifest.json").write_text(json.dumps(facts))
+
+
+@pytest.mark.parametrize(
+    ("entries", "reason"),
+    [
+        ({"kind": None}, ", kind: Field required"),
+        ({"kind": 5}, ", kind: Input should be a valid string"),
+        ({"format": None}, ", format: missing, this version reads 1"),
+        ({"format": "1"}, ", format: '1', this version reads 1"),
+        ({"files": None}, ", files: Field required"),
+        ({"files": {}}, ", files: Dictionary should have at least 1 item"),
+        ({"files": []}, ", files: Input should be a valid dictionary"),
+        ({"files": {"offsets.npy": "5"}}, ", files.offsets.npy: Input should be a valid integer"),
+        (
+            {"files": {"../corpus.jsonl": 5}},
+            ", files.../corpus.jsonl.[key]: expected the path of a file in the folder",
+        ),
+        ({"corpus": None}, ", corpus: Field required"),
+        ({"corpus": {"path": "c"}}, ", corpus.rows: Field required"),
+        ({"encoder": {}}, ", encoder.model: Field required"),
+    ],
+)
+def test_a_manifest_that_was_changed_is_refused(
+    index: Path, entries: dict[str, object], reason: str
+) -> None:
+    change(index, **entries)
+    with pytest.raises(ValueError) as error:
+        open_index(index)
+    assert str(error.value).startswith(f"{index / 'manifest.json'}{reason}")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("older", [None, {"block_bytes": 64, "blocks": {}, "ends": {}}])
+def test_an_index_of_an_older_version_opens(
+    index: Path, capsys: pytest.CaptureFixture[str], older: object
+) -> None:
+    change(index, sha256=older)
+    assert len(open_index(index)) == 3
+    assert verify.main(["--index", str(index)]) == 2
+    assert "build the index again" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "\0" * 40])
+def test_a_vocabulary_that_cannot_be_read_is_named(index: Path, content: str) -> None:
+    """Without hashes nothing finds it before bm25s does."""
+    (index / "bm25" / "vocab.index.json").write_text(content)
+    facts = json.loads((index / "manifest.json").read_text())
+    files = {**facts["files"], "bm25/vocab.index.json": len(content)}
+    change(index, sha256=None, files=files)
+    with pytest.raises(ValueError, match=rf"{index / 'bm25'}: cannot be read \("):
+        open_index(index).search(["alpha"], 1)
+
+
+def test_parts_of_two_indexes_are_refused(index: Path, tmp_path: Path) -> None:
+    other = write_corpus(tmp_path / "other.jsonl", ["alpha", "beta"])
+    build(other, "bm25", tmp_path / "two")
+    shutil.rmtree(index / "bm25")
+    shutil.copytree(tmp_path / "two" / "bm25", index / "bm25")
+    with pytest.raises(ValueError, match=r"but its index was built with|not what was built"):
+        open_index(index)
+    facts = json.loads((index / "manifest.json").read_text())
+    two = json.loads((tmp_path / "two" / "manifest.json").read_text())["files"]
+    files = {**two, "offsets.npy": facts["files"]["offsets.npy"]}
+    change(index, sha256=None, files=files)
+    with pytest.raises(ValueError, match="2 entries for 3 passages"):
+        open_index(index)
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "removed": lambda path: path.unlink(),
+    "emptied": lambda path: path.write_bytes(b""),
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:-8]),
+    "longer": lambda path: path.write_bytes(path.read_bytes() + bytes(8)),
+    "a bit at the start": lambda path: flip(path, 0),
+    "a bit in the middle": lambda path: flip(path, path.stat().st_size // 2),
+    "a bit at the end": lambda path: flip(path, -1),
+    "zeros": lambda path: path.write_bytes(bytes(path.stat().st_size)),
+}
+
+
+@pytest.mark.parametrize("kind", ["bm25", "flat"])
+def test_every_file_of_an_index_with_every_damage(
+    kind: str, bm25_index: Path, flat_index: Path, tmp_path: Path
+) -> None:
+    whole = bm25_index if kind == "bm25" else flat_index
+    names = [path.relative_to(whole) for path in whole.rglob("*") if path.is_file()]
+    assert len(names) > 2
+    for name in names:
+        for what, damage in DAMAGES.items():
+            folder = shutil.copytree(whole, tmp_path / "index")
+            damage(folder / name)
+            if name.name == "manifest.json" and what == "a bit in the middle":
+                flip(folder / name, 0)  # one bit of a path is no damage
+            with pytest.raises(ValueError) as error:
+                open_index(folder, device="cpu")
+            line = str(error.value)
+            assert "\n" not in line and (str(folder / name) in line or "manifest.json" in line), (
+                what
+            )
+            shutil.rmtree(folder)
+
+
+def test_every_file_of_an_encoder_with_a_damage(
+    flat_index: Path, encoder: Path, tmp_path: Path
+) -> None:
+    """Also in what transformers, tokenizers and safetensors say in words of their own."""
+    for path in encoder.iterdir():
+        for what in ("emptied", "a bit in the middle", "cut"):
+            folder = shutil.copytree(encoder, tmp_path / "encoder")
+            DAMAGES[what](folder / path.name)
+            with pytest.raises(ValueError, match="encoder") as error:
+                open_index(flat_index, encoder=str(folder), device="cpu")
+            assert "\n" not in str(error.value), (path.name, what)
+            shutil.rmtree(folder)
+    config = json.loads((encoder / "config.json").read_text())
+    folder = shutil.copytree(encoder, tmp_path / "encoder")
+    (folder / "config.json").write_text(json.dumps({**config, "hidden_size": 64}))
+    with pytest.raises(ValueError, match="--encoder .*expected bm25, a model folder"):
+        open_index(flat_index, encoder=str(folder), device="cpu")

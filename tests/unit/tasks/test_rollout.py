@@ -1,13 +1,15 @@
-"""Episodes in text: single-turn ones, and search dialogues against a real retriever."""
+"""The dialogue of a rollout, and chat prompts."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
+from sg_rlhf.tasks import chat
 from sg_rlhf.tasks.codec import CharacterCodec
 from sg_rlhf.tasks.grade import Grade
 from sg_rlhf.tasks.kk.domain import KK
@@ -16,6 +18,9 @@ from sg_rlhf.tasks.search.environment import SearchEnvironment
 from sg_rlhf.tasks.search.protocol import CORRECTION, FAILED
 from sg_rlhf.tasks.search.settings import SearchSettings
 from tests.unit.tasks.search.http_retriever import Retriever, running
+
+# -- Episodes in text: single-turn ones, and search dialogues against a real retriever -----------
+
 
 ROW = {"input": "Question: Who?\n", "answer": json.dumps(["Ada"])}
 SEARCHES = "<search> Ada </search>"
@@ -94,3 +99,23 @@ def test_a_long_result_is_cut(retriever: Retriever) -> None:
             retriever.url, SEARCHES, "<answer> Ada </answer>", observation_tokens=50
         )
     assert 150 < len(first.text) < 300 and first.text.endswith("</information>\n\n")
+
+
+# -- What is said of prompts in another family's form --------------------------------------------
+
+
+#: Knows no control tokens.
+TOKENIZER = SimpleNamespace(convert_tokens_to_ids=lambda token: None, unk_token_id=None)
+
+
+@pytest.mark.parametrize("prompt", ["<|im_start|>user\nx", "<|start_header_id|>user"])
+def test_the_remedy_is_one_for_every_domain(prompt):
+    with pytest.raises(ValueError, match="has no token") as raised:
+        chat.check_format(prompt, TOKENIZER)
+    remedy, for_kk = str(raised.value).split("; for Knights & Knaves, ")
+    assert remedy.endswith("rows of messages with data.apply_chat_template=true")
+    assert for_kk == "`python -m sg_rlhf.data kk --chat-template MODEL`"
+
+
+def test_plain_text_has_no_form():
+    chat.check_format("What is 1 + 1?", TOKENIZER)

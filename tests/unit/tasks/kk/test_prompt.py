@@ -1,15 +1,21 @@
-"""The prompt against an independent copy, against real data where given, and through templates."""
+"""Prompts of Knights and Knaves, and the examples of docs."""
 
 from __future__ import annotations
 
 import os
+import re
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
+from sg_rlhf.data.command import main
 from sg_rlhf.tasks.kk.prompt import build_chat_prompt, build_prompt
 from sg_rlhf.tasks.kk.puzzle import generate
 from tests.unit.tasks.kk.oracles import LOGIC_RL_PROMPT, logic_rl_row, write_parquet
+
+# -- The prompt against an independent copy, against real data where given, and through templates --
+
 
 PUZZLES = [puzzle for n in (2, 5, 7) for puzzle in generate(n, 5, seed=0)]
 
@@ -72,3 +78,28 @@ def test_without_a_system_role_the_user_says_it_all():
     prompt = build_chat_prompt("QUIZ", WithoutSystem())
     whole = build_prompt("QUIZ").replace("<|im_end|>\n<|im_start|>user\n", "\n", 1)
     assert prompt == whole.replace("im_start|>system", "im_start|>user", 1)
+
+
+# -- The puzzles that the help and the pages tell people to generate can be generated ------------
+
+
+ROOT = Path(__file__).parents[4]
+FILES = [ROOT / "README.md", *(ROOT / "docs").glob("**/*.md"), *(ROOT / "sg_rlhf").rglob("*.py")]
+EXAMPLES = sorted(
+    {
+        words.strip()
+        for path in FILES
+        for words in re.findall(
+            r"data kk --out \S+ --generate ((?:\w+=[\w-]+ ?)+)", path.read_text()
+        )
+    }
+)
+
+
+def test_there_are_some():
+    assert len(EXAMPLES) > 4
+
+
+@pytest.mark.parametrize("words", [words for words in EXAMPLES if "people=2-3" in words])
+def test_they_can_be_made(words, tmp_path):
+    assert main(["kk", "--out", str(tmp_path / "out"), "--generate", *words.split()]) == 0

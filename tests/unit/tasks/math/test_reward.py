@@ -1,15 +1,20 @@
-"""The reward as OpenRLHF calls it: the response alone is graded."""
+"""The reward of a response, and the prompt."""
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from sg_rlhf.tasks.labels import encode_golds
 from sg_rlhf.tasks.math.domain import MATH
-from sg_rlhf.tasks.math.prompt import prompt_of
+from sg_rlhf.tasks.math.prompt import problem_of, prompt_of
 from sg_rlhf.tasks.reward import response_of, reward_named
+
+# -- The reward as OpenRLHF calls it: the response alone is graded -------------------------------
+
 
 REWARD = reward_named("domain:math")
 # Minerva's problems hold the box of an earlier part; here it is even the gold answer.
@@ -112,3 +117,35 @@ def test_upstreams_own_executor_gets_our_numbers(rollout):
         assert (output["reward"], output["scores"]) == (correct, correct)
         assert output["extra_logs"]["correct"] == correct
         assert output["extra_logs"]["format_ok"] == float("\\boxed{" in response)
+
+
+# -- The prompt against the literal text of the published files ----------------------------------
+
+
+def test_the_published_text_byte_for_byte():
+    assert prompt_of("What is $1+1$?") == (
+        "What is $1+1$? Let's think step by step and output the final answer within \\boxed{}."
+    )
+
+
+@given(st.text())
+@example("  spaces stay \n")
+@example("Let's think step by step and output the final answer within \\boxed{}.")
+@example("")
+def test_problem_of_is_its_inverse(problem):
+    assert problem_of(prompt_of(problem)) == problem
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "What is $1+1$?",
+        "Q Let's think step by step and output the final answer within \\boxed{}. ",
+        "Q Let’s think step by step and output the final answer within \\boxed{}.",
+        "QLet's think step by step and output the final answer within \\boxed{}.",
+        "",
+    ],
+)
+def test_another_prompt_is_refused(prompt):
+    with pytest.raises(ValueError, match="expected a prompt that ends in"):
+        problem_of(prompt)
