@@ -1,8 +1,11 @@
-"""Knights & Knaves are asked in the form of the model that answers, and end with its turn."""
+"""Prompts in the form of a model, and dialogues of several turns."""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import functools
+import traceback
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -10,13 +13,20 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from sg_rlhf.eval.generation import requests
+from sg_rlhf.eval.generation import multi_turn, requests
+from sg_rlhf.eval.store import Store
+from sg_rlhf.eval.suites import SUITES
 from sg_rlhf.tasks import chat
+from sg_rlhf.tasks.codec import CharacterCodec
+from sg_rlhf.tasks.grade import Grade
 from sg_rlhf.tasks.kk.prompt import SYSTEM, build_prompt
 from sg_rlhf.tasks.kk.suite import SUITE
-from sg_rlhf.tasks.questions import EvalError
-from sg_rlhf.tasks.suite import EvalPlan
+from sg_rlhf.tasks.questions import EvalError, Question
+from sg_rlhf.tasks.rollout import Environment, Episode, EpisodeAborted
+from sg_rlhf.tasks.suite import EvalPlan, LoadedBenchmark
 from tests.unit.families import FAMILIES
+
+# -- Knights & Knaves are asked in the form of the model that answers, and end with its turn -----
 
 
 def prepared(folder: Path, tokenizer: Any, *only: str) -> EvalPlan:
@@ -68,3 +78,70 @@ def test_a_model_without_any_chat_form_is_refused_but_for_the_plain_harness(
     assert prepared(puzzle_folder, tokenizer, "official").loaded
     with pytest.raises(EvalError, match="neither ChatML nor a chat template; --only official"):
         prepared(puzzle_folder, tokenizer, "paper")
+
+
+# -- Dialogues that end without a verdict, and one that raises what nobody expected --------------
+
+
+BENCHMARK = SUITES["qa"].select(["bamboogle"])[0]
+
+
+class Failing(Environment):
+    """Ends every dialogue at once, without an engine."""
+
+    def __init__(self, failing: set[int], error: Exception) -> None:
+        super().__init__()
+        self.failing, self.error = failing, error
+
+    def begin(self, row, codec) -> Episode:
+        return Ended(self, int(row["input"]))
+
+
+class Ended:
+    def __init__(self, environment: Failing, number: int) -> None:
+        self.environment, self.number = environment, number
+
+    def grade(self) -> Grade:
+        if self.number in self.environment.failing:
+            raise self.environment.error
+        return Grade(reward=0.0, correct=False, format_ok=True, reason="wrong")
+
+
+def run(out: Path, count: int, failing: set[int], error: Exception) -> int:
+    """How many dialogues were stored."""
+    questions = [Question(str(n), str(n), ["g"]) for n in range(count)]
+    tasks = requests.prepare_benchmarks(
+        [LoadedBenchmark(BENCHMARK, questions, [])], lambda ps: [[1]] * len(ps), 1
+    )
+    samples = requests.pending_samples(tasks, 0, known_ids=True)
+    with Store(out) as store:
+        try:
+            made = functools.partial(Failing, failing, error)
+            codec = CharacterCodec()
+            asyncio.run(multi_turn.run_dialogues(samples, None, store, 0, made, codec, in_flight=4))
+        finally:
+            path = out / "samples.jsonl"
+            stored = path.read_text().count("\n") if path.exists() else 0
+            (out / "stored").write_text(str(stored))
+    return stored
+
+
+def test_a_few_failures_of_many_do_not_stop_a_run(tmp_path: Path) -> None:
+    failing = set(range(0, 3000, 100))
+    with pytest.raises(EvalError, match="^30 of 3000 dialogues failed"):
+        run(tmp_path / "out", 3000, failing, EpisodeAborted("no answer"))
+    assert (tmp_path / "out" / "stored").read_text() == "2970"
+
+
+def test_a_search_engine_that_is_gone_stops_it(tmp_path: Path) -> None:
+    expected = r"^10 of the latest \d+ dialogues failed; the last: no answer$"
+    with pytest.raises(EvalError, match=expected):
+        run(tmp_path / "out", 3000, set(range(500, 3000)), EpisodeAborted("no answer"))
+    assert 490 <= int((tmp_path / "out" / "stored").read_text()) <= 500
+
+
+def test_an_unexpected_error_arrives_as_it_is_and_names_the_dialogue(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError) as raised:
+        run(tmp_path / "out", 50, {7}, ZeroDivisionError("a bug"))
+    text = "".join(traceback.format_exception(raised.value))
+    assert "in the dialogue of bamboogle/7/0" in text and "ExceptionGroup" not in text

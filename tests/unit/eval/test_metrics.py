@@ -1,8 +1,13 @@
-"""Scores: pass@k against enumeration, intervals against theory, rates against counts."""
+"""Metrics of results, and comparisons of two."""
+
+from __future__ import annotations
 
 import itertools
+import json
 import math
+import os
 import tracemalloc
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -10,7 +15,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sg_rlhf.eval.scores import metrics
+from sg_rlhf.eval.generation import requests
+from sg_rlhf.eval.generation.sampling import SamplingOptions
+from sg_rlhf.eval.run import main
+from sg_rlhf.eval.scores import metrics, results
+from sg_rlhf.eval.store import Store
+from sg_rlhf.eval.suites import SUITES
+from sg_rlhf.tasks.questions import Question
+from sg_rlhf.tasks.suite import LoadedBenchmark
+
+# -- Scores: pass@k against enumeration, intervals against theory, rates against counts ----------
 
 
 @given(st.integers(1, 8), st.data())
@@ -159,3 +173,207 @@ def test_rates_count_a_prompt_without_room_as_truncated_and_unreadable():
         "extraction_failure_rate": 0.75,
         "mean_tokens": 30.0,
     }
+
+
+# -- `--compare A B`: what it prints and writes, and which two folders it refuses ----------------
+
+
+MATH, KK, QA = (SUITES[name] for name in ("math", "kk", "qa"))
+
+
+def finished(out, suite, only, right, *, n=None, model="m", samples=None, **changes):
+    """A folder as an evaluation leaves it.
+
+    Args:
+        only: benchmark -> how many questions.
+        right: (benchmark, question, sample) -> whether the response is right.
+        samples: keep so many alone, as a killed run does.
+    """
+    loaded = []
+    for name, count in only.items():
+        (benchmark,) = SamplingOptions(samples=n).apply(suite.select([name]))
+        groups = benchmark.headline_groups or ("",)
+        questions = [
+            Question(f"{name}-{i}", f"P{i}", ["1"], groups[i % len(groups)]) for i in range(count)
+        ]
+        loaded.append(LoadedBenchmark(benchmark, questions, []))
+    tasks = requests.prepare_benchmarks(loaded, lambda prompts: [[1] for _ in prompts], 9000)
+    request = {
+        "suite": suite.name,
+        "model": {"name": model, "revision": None, "fingerprint": model * 64},
+        "engine": "vllm", "dtype": "float32", "context": 9000, "seed": 0, "limit": None,
+        "benchmarks": {task.benchmark.name: task.describe() for task in tasks},
+    } | changes  # fmt: skip
+    rows = [
+        {
+            "benchmark": sample.key[0], "id": sample.key[1], "group": sample.question.group,
+            "sample": sample.index, "prompt": "p", "response": "r", "gold": ["1"],
+            "extracted": "1", "correct": bool(right(*sample.key)), "reason": "correct",
+            "finish_reason": "stop", "tokens": 3,
+        }
+        for sample in requests.pending_samples(tasks, 0, known_ids=True)
+    ]  # fmt: skip
+    begun = {"date": "2026-01-02", "commit": "c", "versions": {}}
+    with Store(out) as store:
+        store.write_request(request, begun)
+        store.append(rows[:samples])
+        if samples is None:
+            benchmarks = [task.benchmark for task in tasks]
+            found = results.build(suite, benchmarks, request, rows, begun)
+            (out / "results.json").write_text(json.dumps(found))
+    return out
+
+
+def number(question):
+    return int(question.rpartition("-")[2])
+
+
+def compared(a, b, *arguments, status=0):
+    assert main(["--compare", str(a), str(b), *map(str, arguments)]) == status
+
+
+def test_single_responses_are_compared_question_by_question(tmp_path, capsys):
+    a = finished(tmp_path / "a", KK, {"paper_greedy": 25}, lambda b, q, s: number(q) < 6)
+    b = finished(
+        tmp_path / "b", KK, {"paper_greedy": 25}, lambda b, q, s: 4 <= number(q) < 20, model="n"
+    )
+    compared(a, b, "--out", tmp_path / "out")
+    text = capsys.readouterr().out
+    assert "18 of 25 questions differ, 4 better in A, 14 better in B" in text
+    names = "paper_greedy-0, paper_greedy-1, paper_greedy-2, paper_greedy-3"
+    assert f"right in A alone: {names}" in text
+    assert "and 4 more (compare.json has all)" in text
+    found = json.loads((tmp_path / "out" / "compare.json").read_text())
+    scores = found["benchmarks"]["paper_greedy"]["scores"]
+    assert list(scores) == ["accuracy", *(f"accuracy/{size}" for size in range(3, 8))]
+    whole = scores["accuracy"]
+    assert (whole["a"], whole["b"], whole["n_questions"]) == (6 / 25, 16 / 25, 25)
+    assert whole["difference"] == pytest.approx(10 / 25)
+    assert whole["p"] == pytest.approx(0.030884, abs=1e-6)  # binomial, 4 and 14
+    assert whole["ci95"][0] < 10 / 25 < whole["ci95"][1]
+    assert [q["id"] for q in found["benchmarks"]["paper_greedy"]["a_better"]] == names.split(", ")
+    assert len(found["benchmarks"]["paper_greedy"]["b_better"]) == 14
+    assert found["benchmarks"]["paper_greedy"]["alike"] == 7
+    assert (found["a"]["model"]["name"], found["b"]["model"]["name"]) == ("m", "n")
+    page = (tmp_path / "out" / "compare.md").read_text()
+    assert "| paper_greedy accuracy | 0.240 | 0.640 | +0.400 |" in page and "0.031" in page
+    assert sorted(os.listdir(tmp_path / "out")) == ["compare.json", "compare.md"]
+    compared(a, b, "--out", tmp_path / "out")  # again, over what is there
+
+
+def test_samples_are_counted_by_question(tmp_path, capsys):
+    a = finished(tmp_path / "a", MATH, {"aime25": 6}, lambda b, q, s: s < number(q), n=8)
+    b = finished(tmp_path / "b", MATH, {"aime25": 6}, lambda b, q, s: s < 2 + number(q) % 5, n=8)
+    compared(a, b, "--k", "1,4", "--out", tmp_path / "out")
+    text = capsys.readouterr().out
+    assert "better in A: aime25-5 5/8 to 2/8" in text
+    assert "better in B: aime25-0 0/8 to 2/8, aime25-1 1/8 to 3/8" in text
+    assert "Both folders are of the same model" in text
+    scores = json.loads((tmp_path / "out" / "compare.json").read_text())["benchmarks"]["aime25"]
+    assert list(scores["scores"]) == ["avg@8", "pass@1", "pass@4"]
+    assert scores["scores"]["avg@8"]["p"] == scores["scores"]["pass@1"]["p"]
+    # Five differences of 2 and one of -3: 14 of the 64 flips are as far from 0 as the sum of 7.
+    assert scores["scores"]["avg@8"]["p"] == pytest.approx(14 / 64)
+
+
+def test_without_k_it_is_the_pass_rates_that_both_have(tmp_path, capsys):
+    folders = [tmp_path / name for name in "abc"]
+    for folder in folders:
+        finished(folder, MATH, {"aime25": 3}, lambda b, q, s: s == 0)
+    compared(*folders[:2])
+    assert "aime25 pass@16" in capsys.readouterr().out
+    (folders[2] / "results.json").unlink()  # as after a kill at the very end
+    compared(folders[0], folders[2])
+    text = capsys.readouterr().out
+    assert "aime25 avg@16" in text and "pass@" not in text
+
+
+def test_the_papers_average_is_compared_where_both_have_it(tmp_path, capsys):
+    sets = {"olympiadbench": 5, "minerva": 4, "math500": 6, "amc": 4, "aime": 3}
+    a = finished(tmp_path / "a", MATH, sets, lambda b, q, s: number(q) == 0)
+    b = finished(tmp_path / "b", MATH, {**sets, "aime25": 2}, lambda b, q, s: number(q) < 2)
+    compared(a, b)
+    text = capsys.readouterr().out
+    assert "average of Table 1" in text
+    assert "Only in B, and left out: aime25." in text
+    compared(a, b, "--only", "amc")
+    text = capsys.readouterr().out
+    assert "average of" not in text and "amc avg@16" in text and "aime" not in text
+
+
+def test_answers_to_search_questions_are_compared(tmp_path, capsys):
+    search = {"enabled": True, "topk": 3, "probe_sha256": "x"}
+    a = finished(tmp_path / "a", QA, {"nq": 9}, lambda b, q, s: False, search=search)
+    b = finished(tmp_path / "b", QA, {"nq": 9}, lambda b, q, s: number(q) < 3, search=search)
+    compared(a, b)
+    assert "nq exact match" in capsys.readouterr().out
+    other = {**search, "topk": 5}
+    c = finished(tmp_path / "c", QA, {"nq": 9}, lambda b, q, s: False, search=other)
+    refused(capsys, a, c, "different questions or settings: search.topk: 3 in A, 5 in B")
+
+
+def refused(capsys, a, b, message, *arguments):
+    compared(a, b, *arguments, status=2)
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.startswith("error: ") and error.count("\n") == 1
+
+
+def test_what_cannot_be_compared_is_refused_and_nothing_is_written(tmp_path, capsys):
+    def folder(name, suite=MATH, only=None, **rest):
+        found = finished(
+            tmp_path / name, suite, only or {"aime25": 4}, lambda b, q, s: True, **rest
+        )
+        return found
+
+    a = folder("a")
+    out = ("--out", tmp_path / "out")
+    refused(capsys, a, tmp_path / "gone", "gone: no run.json there", *out)
+    more = folder("more", n=64)
+    refused(capsys, a, more, "aime25.settings.n: 16 in A, 64 in B", *out)
+    fewer = folder("fewer", only={"aime25": 3})
+    refused(capsys, a, fewer, "aime25.questions_sha256", *out)
+    refused(capsys, a, fewer, "aime25.n_questions: 4 in A, 3 in B", *out)
+    other = folder("other", only={"aime26": 4})
+    refused(capsys, a, other, "no benchmark in common: A has aime25, B has aime26", *out)
+    puzzles = folder("puzzles", KK, {"official": 5})
+    refused(capsys, a, puzzles, "suite math in A, kk in B", *out)
+    torn = folder("torn", samples=50)
+    refused(capsys, a, torn, "50 of 64 samples of aime25 are there; finish that run", *out)
+    unknown = [folder(name, suite=replace(MATH, name="ours")) for name in ("u", "v")]
+    refused(capsys, *unknown, "suite ours is not known here", *out)
+    refused(capsys, a, a, "--k 32: aime25 has 16 samples", "--k", "32", *out)
+    refused(capsys, a, a, "--only amc: not in both folders", "--only", "amc", *out)
+    refused(capsys, a, a, "--model: says nothing about two", "--model", "m", *out)
+    refused(capsys, a, a, "--grader: says nothing about two", "--grader", "qwen", *out)
+    refused(capsys, a, a, "run.json: is a file, expected a folder", "--out", a / "run.json")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("run.json", "{", "run.json: not JSON"),
+        ("run.json", "[]", "run.json: expected the objects request and begun"),
+        ("run.json", '{"request": {}, "begun": {}}', "damaged: 'benchmarks'"),
+        ("results.json", "[", "results.json: not JSON"),
+        ("results.json", "[]", "results.json: expected a JSON object"),
+        ("results.json", '{"benchmarks": []}', "damaged"),
+        ("samples.jsonl", "{}\n", "samples.jsonl: line 1: field 'benchmark' is missing"),
+    ],
+)
+def test_a_damaged_folder_is_named(tmp_path, capsys, name, content, message):
+    a = finished(tmp_path / "a", MATH, {"aime25": 2}, lambda b, q, s: True)
+    b = finished(tmp_path / "b", MATH, {"aime25": 2}, lambda b, q, s: True)
+    (b / name).write_text(content)
+    refused(capsys, a, b, message)
+    refused(capsys, b, a, message)
+
+
+def test_a_torn_line_counts_as_missing_and_stays(tmp_path, capsys):
+    a = finished(tmp_path / "a", MATH, {"aime25": 2}, lambda b, q, s: True)
+    b = finished(tmp_path / "b", MATH, {"aime25": 2}, lambda b, q, s: True)
+    data = (b / "samples.jsonl").read_bytes()[:-9]
+    (b / "samples.jsonl").write_bytes(data)
+    refused(capsys, a, b, "31 of 32 samples of aime25")
+    assert (b / "samples.jsonl").read_bytes() == data

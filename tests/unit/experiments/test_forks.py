@@ -1,4 +1,4 @@
-"""The study of forks: corpora, reward, statistics, and what the analysis refuses."""
+"""Forks of the graders, published responses, and the effect of a rule."""
 
 from __future__ import annotations
 
@@ -16,10 +16,27 @@ from scipy import stats
 
 from experiments.forks import along_training, analyse, corpora, figure, gate
 from experiments.forks.reward import reward_func
+from experiments.graders import cases
+from experiments.graders.ablate import effects
+from experiments.graders.outside_cases import Verdict
+from experiments.graders.real import (
+    GRADERS,
+    Judged,
+    differ,
+    key,
+    markdown,
+    read_verdicts,
+    result_of,
+)
+from experiments.graders.responses import FILES, Response
+from experiments.graders.suites import boxed, truth
 from sg_rlhf.studies.plan import load_study
 from sg_rlhf.tasks.domain import load
 from sg_rlhf.tasks.math.sets.arithmetic import generate
 from sg_rlhf.tiny.tokenizer import build_tokenizer
+
+# -- The study of forks: corpora, reward, statistics, and what the analysis refuses --------------
+
 
 STUDY = load_study(analyse.HERE / "study.yaml")
 COLUMN = re.compile(rf"({'|'.join(corpora.WORDS)})(\d+) (\S+) (\d+)(?: ([+-]) (\d+))? = (\d+)")
@@ -214,3 +231,75 @@ def test_the_files_of_the_study_are_the_preregistered_ones() -> None:
 def test_the_figures_along_training_are_those_of_the_readme() -> None:
     rows = json.loads(along_training.OUT.read_text())
     assert along_training.table(rows) in (analyse.HERE / "README.md").read_text()
+
+
+# -- Disagreements on published responses: which need a verdict, and what is counted -------------
+
+
+def verdicts(*accept):
+    return {name: name in accept for name in GRADERS}
+
+
+def test_which_differences_need_a_verdict():
+    assert not differ(verdicts(*GRADERS))
+    # Comparisons of texts reject what has the same value.
+    assert not differ(verdicts("ours", "math_verify", "deepscaler", "qwen"))
+    assert differ(verdicts("verl"))
+    assert differ(verdicts("ours", "math_verify", "deepscaler"))
+
+
+def test_counts_follow_the_verdicts():
+    golds = ("5",)
+    found = [
+        Response("m", "aime", f"{n}/0", text, golds)
+        for n, text in enumerate((r"\boxed{6}", r"\boxed{5.0}", "It is 5.", r"\boxed{7}"))
+    ]
+    given = [verdicts("qwen"), verdicts("ours"), verdicts("math_verify"), verdicts()]
+    judged = {
+        key(golds, "6"): Judged(False, "another number"),
+        key(golds, "5.0"): Judged(True, "a decimal"),
+    }
+    result = result_of(found, given, judged)
+    assert (
+        result["errors"]["ours"]["accepts_wrong"] == result["errors"]["ours"]["rejects_right"] == 0
+    )
+    assert result["errors"]["qwen"] == {
+        "accepts_wrong": 1, "accepts_without_box": 0, "rejects_right": 1, "no_verdict": 0,
+    }  # fmt: skip
+    assert result["errors"]["math_verify"]["accepts_without_box"] == 1
+    assert [one["verdict"] for one in result["disagreements"]] == ["wrong", "right"]
+    assert result["right"] == [key(golds, "5.0")]
+    table = markdown({**result, "command": "c", "date": "d"})
+    assert "| qwen | 1 | 0 | 1 |" in table
+    assert result_of(found, given, {})["disagreements"][0]["verdict"] == "unjudged"
+
+
+def test_the_committed_verdicts_are_read_and_the_files_are_pinned():
+    assert len(read_verdicts()) > 200
+    assert len({f.origin.sha256 for f in FILES}) == len(FILES)
+    assert sum(f.rows for f in FILES) == 6973
+
+
+@pytest.mark.parametrize(
+    ("verdict", "expected"),
+    [(None, True), (Verdict("out of scope", ""), None), (Verdict("theirs arguable", ""), False)],
+)
+def test_what_a_case_of_others_comes_to(verdict, expected):
+    case = cases.Case("qwen", "here", "5", "5.0", True)
+    given = {} if verdict is None else {("qwen", case.key): verdict}
+    assert truth(case, given) is expected
+
+
+# -- A rule's effect: the verdicts that change without it, and no others -------------------------
+
+
+def test_a_rule_gets_the_verdicts_that_change_without_it():
+    answers = [
+        ("a", boxed("10 cm", "10", True)),
+        ("a", boxed("5", "5", True)),
+        ("b", boxed("2t", "2", False)),
+        ("b", boxed("4=5", "5", False)),
+    ]
+    verdicts, changes = effects(answers, {"units", "inconsistent chain"})
+    assert verdicts == [True, True, False, False]
+    assert changes == {"units": [(0, False)], "inconsistent chain": [(3, True)]}

@@ -1,4 +1,4 @@
-"""What vLLM makes of our settings, by vLLM's own configuration; no engine is started."""
+"""What vLLM is asked for, and the seed of each request."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ from vllm import SamplingParams
 from sg_rlhf.config.value_ranges import MIN_TEMPERATURE
 from sg_rlhf.plan import gpu_memory, shapes
 from sg_rlhf.sampling import vllm_settings
+from sg_rlhf.sampling.request_seeds import LIMIT, SeedKey, request_seed
+
+# -- What vLLM makes of our settings, by vLLM's own configuration; no engine is started ----------
+
 
 MODEL = "Qwen/Qwen2.5-7B-Instruct-1M"
 #: chunk_size - local_size of its config.json.
@@ -171,3 +175,26 @@ def test_vllm_samples_at_the_temperature_that_was_asked_for(asked: float) -> Non
     assert SamplingParams(temperature=asked).temperature == asked
     # Why recipes with less are refused.
     assert SamplingParams(temperature=MIN_TEMPERATURE / 2).temperature == MIN_TEMPERATURE
+
+
+# -- Seeds of sampling: one for each request of a run, and the same ones for ever ----------------
+
+
+def test_no_two_requests_of_a_run_share_a_seed() -> None:
+    seeds = [
+        request_seed(SeedKey(42, purpose, step, prompt), response, turn)
+        for purpose in ("rollout", "eval/kk")
+        for step in range(12)
+        for prompt in range(12)
+        for response in range(12)
+        for turn in range(3)
+    ]
+    assert len(set(seeds)) == len(seeds)
+    assert all(0 <= seed < LIMIT for seed in seeds)
+
+
+def test_a_seed_is_what_it_was_in_the_runs_that_were_published() -> None:
+    assert request_seed(SeedKey(42, "rollout", 0, 0), 0) == 4289459534486724766
+    assert request_seed(SeedKey(42, "rollout", 1, 11), 1) != request_seed(
+        SeedKey(42, "rollout", 11, 1), 1
+    )
