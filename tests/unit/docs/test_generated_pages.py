@@ -1,19 +1,79 @@
-"""The tables of docs/performance.md are made of the committed results."""
+"""Pages and tables that a script writes are as it writes them."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from bench import claims
+from sg_rlhf.config.upstream_flags import flags
+
+# -- docs/licences.md names every locked package, with the licence that the installed one states --
+
 
 ROOT = Path(__file__).parents[3]
+LOCKED = dict(
+    re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "requirements" / "cpu.lock").read_text(), re.M)
+)
+
+
+def test_the_tables_are_as_made() -> None:
+    there = {one.metadata["Name"].lower().replace("_", "-") for one in metadata.distributions()}
+    other = [name for name in LOCKED if name.lower().replace("_", "-") not in there]
+    if other:
+        pytest.skip(f"not the environment of requirements/cpu.lock: {other[0]}")
+    checked = subprocess.run(
+        [sys.executable, "docs/make_licences.py", "--check"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_every_locked_package_has_a_row() -> None:
+    page = (ROOT / "docs" / "licences.md").read_text()
+    assert not [name for name in LOCKED if f"| {name} | " not in page]
+
+
+# -- docs/configuration.md has every key of a recipe, as the schemas have it ---------------------
+
+
+PAGE = (ROOT / "docs" / "configuration.md").read_text()
+
+
+def test_the_tables_are_as_the_schemas() -> None:
+    checked = subprocess.run(
+        [sys.executable, "docs/make_configuration.py", "--check"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_every_key_of_openrlhf_has_a_meaning_and_no_other_has() -> None:
+    meanings = yaml.safe_load((ROOT / "docs" / "upstream_keys.yaml").read_text())
+    assert meanings.keys() == flags().keys()
+    assert all(isinstance(text, str) and text for text in meanings.values())
+
+
+def test_the_environment_variables_are_those_that_the_code_reads() -> None:
+    sources = [
+        *(ROOT / "sg_rlhf").rglob("*.py"), *(ROOT / "scripts").glob("*.sh"),
+        *(ROOT / "examples" / "scripts").glob("*.sh"),
+    ]  # fmt: skip
+    code = "".join(file.read_text() for file in sources)
+    named = re.findall(r"`(SG_[A-Z_]+)`", PAGE)
+    assert named and all(name in code for name in named)
+
+
+# -- The tables of docs/performance.md are made of the committed results -------------------------
 
 
 @pytest.fixture(scope="module")
