@@ -1,4 +1,4 @@
-"""Which tests an environment can run, by the packages that it may have."""
+"""What tests find of the machine, and the GPUs of a run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from sg_rlhf.config import load_config
+from sg_rlhf.doctor.recipe import gpus_per_node
+from sg_rlhf.launch import job
+from sg_rlhf.machine.hardware import named
+from sg_rlhf.overlay.driver.arguments import upstream_arguments
+from sg_rlhf.overlay.driver.ray_session import accelerators_needed
+from sg_rlhf.plan.of_recipe import plan_of
 from tests import host
+
+# -- Which tests an environment can run, by the packages that it may have ------------------------
+
 
 INTEGRATION = Path(host.__file__).parent / "integration"
 
@@ -41,3 +51,39 @@ def test_unit_tests_see_no_gpu() -> None:
 
     assert os.environ["SG_PLATFORM"] == "cpu"
     assert not torch.cuda.is_available()
+
+
+# -- How many GPUs a run takes: doctor, plan, job files and the run itself give the same number --
+
+
+RECIPE = "configs/kk/grpo_sg_qwen2.5-3b-instruct.yaml"
+CRITIC = "algo.advantage.estimator=gae critic.num_gpus_per_node=4 reward.num_gpus_per_node=4"
+ASYNC = "train.async_enable=true sg.correction=tis vllm.enable_sleep=false"
+APART = "train.colocate_all=false vllm.enable_sleep=false ds.enable_sleep=false"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "gpus"),
+    [
+        ("", 8),
+        ("algo.advantage.estimator=gae", 8),  # a critic on the policy's GPUs
+        (f"{CRITIC} train.colocate_critic_reward=true", 12),
+        (f"{CRITIC} {APART}", 8 + 8 + 8 + 4),
+        (ASYNC, 8 + 8),
+        (APART, 8 + 8 + 8),
+        (f"{APART} algo.kl.init_coef=0 train.colocate_actor_ref=true vllm.num_engines=4", 8 + 4),
+        ("train.agent_func_path=domain:search", 8),
+    ],
+)
+def test_one_number_everywhere(overrides: str, gpus: int) -> None:
+    words = overrides.split()
+    config = load_config(RECIPE, words)
+    assert accelerators_needed(upstream_arguments(config)) == gpus
+    assert gpus_per_node(config) == gpus
+    nodes, of_node = job.machines(config)
+    assert gpus <= nodes * of_node < gpus + nodes and of_node <= 8
+    plan = plan_of(config, hardware=named("8x80gb"))
+    assert plan is not None
+    said = [problem for problem in plan.memory.problems if problem.startswith("GPUs")]
+    assert said == ([f"GPUs: {gpus}, and there are 8"] if gpus > 8 else [])
+    assert ("gae" in overrides) == any("critic" in line for line in plan.memory.remarks)
