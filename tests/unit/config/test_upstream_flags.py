@@ -69,6 +69,18 @@ def test_checking_flags_imports_no_heavy_package() -> None:
     assert done.stdout == "set()\n", done.stderr
 
 
+def test_a_recipe_is_refused_without_a_heavy_import() -> None:
+    recipe = Path(__file__).parents[3] / "configs" / "kk" / "grpo_sg_tiny_cpu.yaml"
+    code = (
+        "import sys\n"
+        "from sg_rlhf.train import main\n"
+        f"status = main(['--config', {str(recipe)!r}, 'actor.adam.rl=1'])\n"
+        "print(status, {'torch', 'transformers', 'ray'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "2 set()\n", done.stderr
+
+
 # -- Numbers that no run can use are refused where the recipe is read ----------------------------
 
 

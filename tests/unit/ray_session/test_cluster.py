@@ -75,7 +75,7 @@ from ray._private.node import Node
 from sg_rlhf.ray_session import cluster as ray_cluster
 Node.start_ray_processes = lambda self: time.sleep(600)
 try:
-    ray_cluster.start(attempts=2, seconds=2, num_cpus=1)
+    ray_cluster.start(attempts=2, seconds=1, num_cpus=1)
 except ray_cluster.ClusterError as error:
     print(error)
 _, left = psutil.wait_procs(psutil.Process().children(recursive=True), timeout=300)
@@ -84,5 +84,5 @@ print([process.cmdline() for process in left])
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     refusal, left = done.stdout.splitlines()
-    assert refusal.startswith("Ray did not start (attempt 2): it was not there after 2 s")
+    assert refusal.startswith("Ray did not start (attempt 2): it was not there after 1 s")
     assert left == "[]"
