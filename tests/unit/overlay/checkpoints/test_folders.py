@@ -15,7 +15,6 @@ from openrlhf.trainer.ray import ppo_actor as upstream
 
 from sg_rlhf.overlay.checkpoints import manifest
 from sg_rlhf.overlay.checkpoints import paths as folders
-from sg_rlhf.overlay.learner.actor import SGPolicyModelActor
 from sg_rlhf.overlay.rollout.async_buffer import BUFFER_KEY
 
 # -- What counts as a checkpoint, in which order, and what an interrupted rename leaves ----------
@@ -237,10 +236,15 @@ class Disk:
 @pytest.mark.parametrize("disable_ds", [True, False])
 @pytest.mark.parametrize("alive", [0, 1, 2])
 def test_no_checkpoint_is_without_its_plain_folder(
-    alive: int, disable_ds: bool, save_hf: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    alive: int,
+    disable_ds: bool,
+    save_hf: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    policy_rank: Any,
 ) -> None:
     monkeypatch.setattr(upstream, "torch_dist_barrier_and_cuda_sync", lambda: None)
-    rank = SGPolicyModelActor.__new__(SGPolicyModelActor)
+    rank = policy_rank
     rank.actor, rank.tokenizer = SimpleNamespace(model=None), None
     rank.strategy = Disk(tmp_path, alive)
     rank.strategy.args.ckpt.disable_ds = rank.disable_ds_ckpt = disable_ds
@@ -260,10 +264,10 @@ def test_no_checkpoint_is_without_its_plain_folder(
 
 @pytest.mark.parametrize("is_first", [True, False])
 def test_the_samples_that_wait_for_their_update_are_in_the_first_ranks_file_alone(
-    is_first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    is_first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy_rank: Any
 ) -> None:
     monkeypatch.setattr(upstream, "torch_dist_barrier_and_cuda_sync", lambda: None)
-    rank = SGPolicyModelActor.__new__(SGPolicyModelActor)
+    rank = policy_rank
     rank.actor, rank.tokenizer = SimpleNamespace(model=None), None
     rank.strategy = Disk(tmp_path, 1, is_first)
     rank.disable_ds_ckpt = rank.save_hf_ckpt = False

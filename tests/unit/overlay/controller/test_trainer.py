@@ -6,7 +6,6 @@ import argparse
 import io
 import json
 import threading
-from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -263,9 +262,8 @@ def test_the_best_checkpoint_of_a_lost_evaluation_holds_what_the_resumed_one_hel
     if made_by == "asynchronous":
         states[BUFFER_KEY] = kept
     made, saved = trainer(), []
-    generator: Any = object.__new__(SGSamplesGenerator)
-    generator.args, generator._filtered = made.args, deque()
-    generator.prompts_dataloader = StatefulDataLoader(range(8), batch_size=1)
+    prompts = StatefulDataLoader(range(8), batch_size=1)
+    generator = SGSamplesGenerator(SimpleNamespace(args=made.args), prompts, [], None, [])
     made._state = ControllerState(generator, made.kl_ctl)
     engines: Any = SimpleNamespace(trainer_lock=threading.Condition())
     config = AsyncConfig(1, 1, False, batch_size=4, request_size=4)

@@ -242,7 +242,7 @@ def test_in_an_evaluation_such_a_reward_stops() -> None:
         "observation_tokens": [1, 2, 3, 4], "action_ranges": [(2, 4)], "reward": float("nan"),
         "scores": 0.0, "rollout_log_probs": None, "prompt": "the prompt", "label": "",
     }  # fmt: skip
-    generator: Any = object.__new__(SGSamplesGenerator)
+    generator = SGSamplesGenerator(SimpleNamespace(args=None), [], [], None, [])
     kept = generator._process_response_into_experience(response)
     assert bool(kept.rewards.isnan())
     with pytest.raises(RewardError, match="gave nan in an evaluation .prompt: 'the prompt'"):

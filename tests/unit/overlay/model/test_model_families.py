@@ -89,6 +89,10 @@ class Engine(SGRolloutActor):
         return SimpleNamespace(outputs=[output])
 
 
+def generator() -> SGSamplesGenerator:
+    return SGSamplesGenerator(SimpleNamespace(args=None), [], [], None, [])
+
+
 def rollout(
     folder: Path, tokenizer: Any, prompt: str, label: str, text: str, reward: str
 ) -> tuple[dict[str, Any], Experience]:
@@ -101,8 +105,7 @@ def rollout(
         )
     )
     assert shared.stop_token_ids == []  # other prompts use it too
-    generator = object.__new__(SGSamplesGenerator)
-    kept = generator._process_response_into_experience(output, max_len=8192)
+    kept = generator()._process_response_into_experience(output, max_len=8192)
     return output, kept
 
 
@@ -144,9 +147,7 @@ def test_a_puzzle_is_read_answered_graded_and_trained_on(
     shorter, _ = rollout(
         folders[name], tokenizer, prompt, GOLD, f"no{family.turn_end}", "domain:kk"
     )
-    other = object.__new__(SGSamplesGenerator)._process_response_into_experience(
-        shorter, max_len=8192
-    )
+    other = generator()._process_response_into_experience(shorter, max_len=8192)
     both = Experience.concat_experiences([kept, other], tokenizer.pad_token_id)
     ((first, behind_last),) = shorter["action_ranges"]
     assert both.action_mask.sum(-1).tolist() == [stop - start, behind_last - first]

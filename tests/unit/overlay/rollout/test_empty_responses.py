@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
@@ -131,9 +130,8 @@ def test_without_one_all_is_upstreams(
 
 
 def test_a_filter_by_scores_does_not_look_at_it() -> None:
-    generator: Any = object.__new__(SGSamplesGenerator)
-    generator._filtered = deque()
-    generator.args = SimpleNamespace(algo=SimpleNamespace(dynamic_filtering_range=(0.0, 1.0)))
+    args = SimpleNamespace(algo=SimpleNamespace(dynamic_filtering_range=(0.0, 1.0)))
+    generator = SGSamplesGenerator(SimpleNamespace(args=args), [], [], None, [])
 
     def sample(score: float, tokens: int) -> Any:
         mask = torch.arange(3)[None] < tokens
@@ -164,8 +162,7 @@ def response(tokens: int, *turns: tuple[int, int]) -> dict[str, Any]:
 def test_a_dialogue_whose_context_an_environment_fills_is_truncated(
     given: dict[str, Any], truncated: bool
 ) -> None:
-    generator: Any = object.__new__(SGSamplesGenerator)
-    generator._filtered = deque()
+    generator = SGSamplesGenerator(SimpleNamespace(args=None), [], [], None, [])
     found = generator._process_response_into_experience(given, max_len=10)
     assert bool(found.truncated) is truncated
 

@@ -464,7 +464,7 @@ rollouts = st.fixed_dictionaries(
 
 def experience_of(outputs: list[dict[str, Any]], max_len: int) -> Experience:
     """Through everything between the engine and the loss: upstream's code and our subclasses."""
-    generator = object.__new__(SGSamplesGenerator)
+    generator = SGSamplesGenerator(SimpleNamespace(args=None), [], [], None, [])
     pieces = []
     for i, output in enumerate(outputs):
         sample = generator._process_response_into_experience(output, max_len=max_len)

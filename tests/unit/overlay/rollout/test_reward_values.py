@@ -181,7 +181,7 @@ def test_logs_of_some_responses_only_are_one_line() -> None:
         "observation_tokens": [1, 2, 3, 4], "action_ranges": [(2, 4)], "reward": 1.0,
         "scores": 1.0, "rollout_log_probs": None, "prompt": "the prompt", "label": "",
     }  # fmt: skip
-    generator: Any = object.__new__(SGSamplesGenerator)
+    generator = SGSamplesGenerator(SimpleNamespace(args=None), [], [], None, [])
     generator._process_response_into_experience({**response, "extra_logs": {"correct": 1.0}})
     with pytest.raises(RewardError, match=r"'parsed' for some responses only.*'the prompt'"):
         generator._process_response_into_experience(

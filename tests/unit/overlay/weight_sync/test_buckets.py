@@ -14,7 +14,6 @@ from openrlhf.models import Actor
 from peft.tuners.lora import LoraLayer
 
 from sg_rlhf.config import load_config
-from sg_rlhf.overlay.learner.actor import SGPolicyModelActor
 from sg_rlhf.overlay.reporting.errors import SyncError
 from sg_rlhf.overlay.weight_sync import buckets as wb
 from sg_rlhf.overlay.weight_sync.log_prob_check import MISMATCH, check_rollout
@@ -159,11 +158,11 @@ LENGTHS = (3, 12, 7, 2, 12)
 
 @pytest.mark.parametrize("size", [1, 2, 8])
 def test_sequences_of_all_lengths_have_the_models_own_log_probs_at_temperature_1(
-    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy_rank: Any
 ) -> None:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: "cpu")
     folder = model_folder(tmp_path, "qwen2", tie_word_embeddings=True)
-    rank = SGPolicyModelActor.__new__(SGPolicyModelActor)
+    rank = policy_rank
     rank.actor = Actor(folder, attn_implementation="sdpa", temperature=0.7).float()
     rank.strategy = SimpleNamespace(
         args=SimpleNamespace(rollout=SimpleNamespace(micro_batch_size=size)), ring_attn_group=None
