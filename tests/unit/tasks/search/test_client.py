@@ -280,7 +280,7 @@ def test_a_batch_that_timed_out_is_halved(retriever: Retriever) -> None:
         return found(body)
 
     retriever.reply = reply
-    results = together(retriever.url, "abcdefgh", timeout_s=0.5, max_connections=1)
+    results = together(retriever.url, "abcdefgh", timeout_s=1.0, max_connections=1)
     assert all(len(passages) == 3 for passages in results)
     assert [len(body["queries"]) for body in retriever.requests][:3] == [8, 4, 2]
 
