@@ -37,6 +37,7 @@ def test_a_wrong_argument_is_one_line(
     assert message in capsys.readouterr().err.splitlines()[-1]
 
 
+@pytest.mark.full
 def test_a_small_run(tmp_path: Path) -> None:
     """A narrow model with many words: the logits show, and ours has none."""
     model, out, plot = (tmp_path / name for name in ("model", "result.json", "plot.png"))
