@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from sg_rlhf.common.statistics import SPIKE_FACTOR, SPIKE_WINDOW
+from sg_rlhf.common.text import table_head, table_row
 from sg_rlhf.studies.plan import Study
 from sg_rlhf.studies.results import MIN_SEEDS, main_accuracy
 
@@ -37,13 +38,12 @@ def table(study: Study, rows: list[dict[str, Any]]) -> str:
     lines = [f"# {study.name}", "", f"{study.file.about}.", ""]
     regimes = dict.fromkeys(row["regime"] for row in rows)
     lines += [f"- {regime}: {study.file.regimes[regime].about}" for regime in regimes]
-    lines += ["", _line([*headings, *(title for _, title, _ in columns)])]
-    lines += ["|" + "---|" * (len(headings) + len(columns))]
+    lines += ["", *table_head([*headings, *(title for _, title, _ in columns)])]
     for row in rows:
         accuracy = row.get(main, {})
         cells = [row["regime"], row["variant"], str(len(row["seeds"])), _number(accuracy, 3)]
         cells.append(_number(accuracy.get("difference", {}), 3, sign="+"))
-        lines.append(_line([*cells, *(_number(row.get(key, {}), d) for key, _, d in columns)]))
+        lines.append(table_row([*cells, *(_number(row.get(key, {}), d) for key, _, d in columns)]))
     return "\n".join(
         [
             *lines, "",
@@ -55,10 +55,6 @@ def table(study: Study, rows: list[dict[str, Any]]) -> str:
             "",
         ]
     )  # fmt: skip
-
-
-def _line(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def _number(entry: dict[str, Any], digits: int, sign: str = "") -> str:
