@@ -157,21 +157,20 @@ def answers(
     _check_room(path, model, encoded, settings.max_new_tokens)
     ends = _end_ids(model, tokenizer, prompts)
     repeated = [k for k in range(len(prompts)) for _ in range(settings.group)]
-    bar = progress_bar("answering", "responses", len(repeated))
-    for start in range(0, len(repeated), settings.at_a_time):
-        part = repeated[start : start + settings.at_a_time]
-        responses = sample_responses(
-            model, [encoded[k] for k in part], max_new_tokens=settings.max_new_tokens,
-            temperature=settings.temperature, seed=settings.seed + start, ends=ends,
-        )  # fmt: skip
-        bar.update(len(part))
-        for k, response in zip(part, responses, strict=True):
-            found: Mapping[str, Any] = {}
-            if reward is not None:
-                text = tokenizer.decode(response)
-                found = _graded(path, k + 1, reward, prompts[k], labels[k], text)
-            yield Answer(encoded[k], tuple(response), found)
-    bar.close()
+    with progress_bar("answering", "responses", len(repeated)) as bar:
+        for start in range(0, len(repeated), settings.at_a_time):
+            part = repeated[start : start + settings.at_a_time]
+            responses = sample_responses(
+                model, [encoded[k] for k in part], max_new_tokens=settings.max_new_tokens,
+                temperature=settings.temperature, seed=settings.seed + start, ends=ends,
+            )  # fmt: skip
+            bar.update(len(part))
+            for k, response in zip(part, responses, strict=True):
+                found: Mapping[str, Any] = {}
+                if reward is not None:
+                    text = tokenizer.decode(response)
+                    found = _graded(path, k + 1, reward, prompts[k], labels[k], text)
+                yield Answer(encoded[k], tuple(response), found)
 
 
 def sample_batch(

@@ -216,8 +216,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             "such as grpo_sg, reverse or uniform"
         )
     batch = options.make_batch(args, config, graded=False)
-    report = lambda name: report_of(args, name, batch, weights)  # noqa: E731
-    return {"models": options.each_model(args.model, report)}
+    return {
+        "models": options.each_model(args.model, lambda name: report_of(args, name, batch, weights))
+    }
 
 
 def report_of(
