@@ -5,8 +5,26 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers quietly; a server's own class adds ``do_GET`` and ``do_POST``."""
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing goes to the terminal."""
+
+    def content(self) -> bytes:
+        """What the request sent."""
+        return self.rfile.read(int(self.headers["Content-Length"]))
+
+    def answer(self, content: bytes) -> None:
+        """Answer with the status 200."""
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +20,7 @@ from sg_rlhf.tasks.math.grading import grade_many
 from sg_rlhf.tasks.math.suite import MathSuite
 from sg_rlhf.tasks.questions import EvalError, Question, generated_source
 from sg_rlhf.tasks.suite import Benchmark, LoadedBenchmark, Sampling
-from tests.http_server import serving
+from tests.http_server import Handler, serving
 
 TINY = Path(__file__).parents[3] / "sg_rlhf" / "tiny" / "math_tiny"
 QUESTION = Question("one", "What is 1 + 1?", ["2"])
@@ -70,30 +69,21 @@ def test_a_template_that_refuses_a_system_turn_is_one_line():
         chat_prompts.with_template(loaded("Hi"), tokenizer, "S")
 
 
-class Chat(http.server.BaseHTTPRequestHandler):
+class Chat(Handler):
     """An OpenAI-compatible server that keeps the requests and answers with `message`."""
 
     requests: list[tuple[str, dict[str, Any]]]
     message: dict[str, Any]
 
-    def log_message(self, *_: object) -> None:
-        pass
-
     def do_GET(self) -> None:
-        self._answer({"data": [{"id": "served"}]})
+        self.answer(json.dumps({"data": [{"id": "served"}]}).encode())
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body = json.loads(self.content())
         self.requests.append((self.path, body))
         choice = {"message": self.message, "finish_reason": "stop"}
-        self._answer({"choices": [choice], "usage": {"completion_tokens": 3}})
-
-    def _answer(self, value: object) -> None:
-        content = json.dumps(value).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
+        found = {"choices": [choice], "usage": {"completion_tokens": 3}}
+        self.answer(json.dumps(found).encode())
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import http.server
 import json
 import os
 import random
@@ -19,7 +18,7 @@ from sg_rlhf.eval.engines.replicas import MAX_IN_FLIGHT, Shares, _Worker, hub_va
 from sg_rlhf.eval.engines.start import set_environment, start_one
 from sg_rlhf.eval.model import cpu_only, served_model
 from sg_rlhf.tasks.questions import EvalError
-from tests.http_server import serving
+from tests.http_server import Handler, serving
 
 # -- What an engine's process finds in its environment before its library is imported ------------
 
@@ -182,24 +181,15 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Here, str]]:
     monkeypatch.setattr(openai.time, "sleep", lambda _seconds: None)
     state = Here()
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
-            pass
-
+    class Completions(Handler):
         def do_GET(self) -> None:
-            self._answer(state.models)
+            self.answer(state.models)
 
         def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            self._answer(state.answers.pop(0) if len(state.answers) > 1 else state.answers[0])
+            self.content()
+            self.answer(state.answers.pop(0) if len(state.answers) > 1 else state.answers[0])
 
-        def _answer(self, content: bytes) -> None:
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-    with serving(Handler) as url:
+    with serving(Completions) as url:
         yield state, f"{url}/v1"
 
 

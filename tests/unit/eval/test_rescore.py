@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import http.server
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from sg_rlhf.tasks.math.reference_graders import GRADERS
 from sg_rlhf.tasks.math.suite import MathSuite
 from sg_rlhf.tasks.questions import Question, generated_source
 from sg_rlhf.tasks.suite import Benchmark, LoadedBenchmark, Sampling
-from tests.http_server import serving
+from tests.http_server import Handler, serving
 
 # -- `--rescore DIR`: stored responses graded again, with no model and no questions --------------
 
@@ -183,26 +182,16 @@ ANSWERS = [
 ]
 
 
-class Completions(http.server.BaseHTTPRequestHandler):
+class Completions(Handler):
     """The two endpoints of an OpenAI-compatible server that an evaluation asks."""
 
-    def log_message(self, *args):
-        pass
-
     def do_GET(self):
-        self._answer({"data": [{"id": "served"}]})
+        self.answer(json.dumps({"data": [{"id": "served"}]}).encode())
 
     def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body = json.loads(self.content())
         text = next(answer for prompt, answer, *_ in ANSWERS if prompt == body["prompt"])
-        self._answer({"choices": [{"text": text, "finish_reason": "stop"}]})
-
-    def _answer(self, value):
-        content = json.dumps(value).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
+        self.answer(json.dumps({"choices": [{"text": text, "finish_reason": "stop"}]}).encode())
 
 
 @pytest.fixture
