@@ -16,11 +16,40 @@ import yaml
 
 from bench import claims
 from sg_rlhf.config.upstream_flags import flags
+from sg_rlhf.plan import of_recipe
+
+ROOT = Path(__file__).parents[3]
+
+
+def check(name: str) -> None:
+    """The page, table or picture that ``docs/make_NAME.py`` writes is as it writes it."""
+    checked = subprocess.run(
+        [sys.executable, f"docs/make_{name}.py", "--check"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def load(name: str) -> Any:
+    """The module ``docs/make_NAME.py``."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"make_{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["configuration", "doctor_table", "grades", "map", "performance", "processes", "scale"],
+)
+def test_it_is_as_its_script_writes_it(name: str) -> None:
+    check(name)
+
 
 # -- docs/licences.md names every locked package, with the licence that the installed one states --
 
 
-ROOT = Path(__file__).parents[3]
 LOCKED = dict(
     re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "requirements" / "cpu.lock").read_text(), re.M)
 )
@@ -31,11 +60,7 @@ def test_the_tables_are_as_made() -> None:
     other = [name for name in LOCKED if name.lower().replace("_", "-") not in there]
     if other:
         pytest.skip(f"not the environment of requirements/cpu.lock: {other[0]}")
-    checked = subprocess.run(
-        [sys.executable, "docs/make_licences.py", "--check"],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert checked.returncode == 0, checked.stdout + checked.stderr
+    check("licences")
 
 
 def test_every_locked_package_has_a_row() -> None:
@@ -47,14 +72,6 @@ def test_every_locked_package_has_a_row() -> None:
 
 
 PAGE = (ROOT / "docs" / "configuration.md").read_text()
-
-
-def test_the_tables_are_as_the_schemas() -> None:
-    checked = subprocess.run(
-        [sys.executable, "docs/make_configuration.py", "--check"],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
 def test_every_key_of_openrlhf_has_a_meaning_and_no_other_has() -> None:
@@ -78,19 +95,7 @@ def test_the_environment_variables_are_those_that_the_code_reads() -> None:
 
 @pytest.fixture(scope="module")
 def page() -> Any:
-    spec = importlib.util.spec_from_file_location("make", ROOT / "docs" / "make_performance.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_tables_are_those_of_the_committed_results() -> None:
-    checked = subprocess.run(
-        [sys.executable, "docs/make_performance.py", "--check"],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert checked.returncode == 0, checked.stdout + checked.stderr
+    return load("performance")
 
 
 def test_a_row_says_what_a_result_says(page: Any, tmp_path: Path) -> None:
@@ -126,3 +131,17 @@ def test_every_bench_is_used_and_has_its_script() -> None:
         committed = (claims.RESULTS / bench.result).is_file()
         for command in filter(None, (bench.command, bench.quick) if committed else ()):
             assert (ROOT / command.split()[0]).is_file(), (name, command)
+
+
+# -- The tables of docs/gpu.md are those that sg_rlhf.plan computes ------------------------------
+
+
+def test_a_cell_is_the_commands_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    make = load("scale")
+    recipe = "configs/kk/grpo_sg_qwen2.5-3b-instruct.yaml"
+    for name in make.HARDWARE:
+        config, machine = of_recipe.load_for([recipe], (), name)
+        plan = of_recipe.plan_of(config, hardware=machine)
+        assert plan is not None
+        assert make.cell(plan.memory) == make.cell(make.plan_on(recipe, name))

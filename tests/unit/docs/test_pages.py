@@ -7,8 +7,6 @@ import ast
 import functools
 import importlib.util
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import nbformat
@@ -69,11 +67,6 @@ def test_every_page_is_in_the_site() -> None:
     top = {"index.md", "contributing.md", "changelog.md", "security.md"}
     docs = ROOT / "docs"
     assert named == {str(page.relative_to(docs)) for page in docs.glob("**/*.md")} | top
-
-
-@pytest.mark.parametrize("script", ["make_map.py", "make_processes.py"])
-def test_a_picture_of_the_code_is_up_to_date(script: str) -> None:
-    subprocess.run([sys.executable, f"docs/{script}", "--check"], cwd=ROOT, check=True)
 
 
 # -- What the pages say of commands, flags and files is so ---------------------------------------
@@ -207,15 +200,6 @@ def test_every_row_has_its_test() -> None:
         assert named, row
         for name, path in named:
             assert f"def {name}(" in (page.parent / path).read_text(), row
-
-
-# -- The tables of the graders' README are those that its results make ---------------------------
-
-
-def test_the_page_is_what_its_results_make():
-    command = [sys.executable, "docs/make_grades.py", "--check"]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout + result.stderr
 
 
 # -- The committed notebook is as a reader gets it: no outputs, no paths of a machine ------------

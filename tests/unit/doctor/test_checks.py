@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -92,10 +90,6 @@ def test_the_small_model_runs_without_gpus_and_beside_bad_ones() -> None:
         checks = checks_of(read(MACHINES / f"{machine}.json"), "kk/grpo_sg_tiny_cpu.yaml")
         assert exit_status(checks) == 0, machine
         assert next(one for one in checks if one.name == "GPUs").status == SKIPPED
-
-
-def test_the_table_in_the_page() -> None:
-    subprocess.run([sys.executable, "docs/make_doctor_table.py", "--check"], cwd=ROOT, check=True)
 
 
 @pytest.mark.parametrize(
