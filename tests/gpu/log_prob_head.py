@@ -71,9 +71,9 @@ def heads(record: Record, job: Job) -> dict[str, Head]:
             "over logits, one buffer": one_buffer,
         }
     try:
-        from sg_rlhf.overlay.patches import table
+        from sg_rlhf.overlay.patches import flash_attn_shim
 
-        table.install()  # upstream imports flash-attn at its top; the overlay has a stand-in
+        flash_attn_shim.install()  # upstream imports flash-attn at its top
         from openrlhf.models.utils import log_probs_from_logits
     except Exception as error:  # whatever of its own imports is missing
         record.skip("upstream's own function", f"openrlhf: {type(error).__name__}: {error}"[:150])

@@ -1,6 +1,7 @@
 import gc
 import json
 import os
+import signal
 import sys
 
 from tests import host
@@ -24,6 +25,28 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def process_stays_as_it_was():
+    """A command that a test calls in this process sets variables and signal handlers."""
+    before = dict(os.environ)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    if os.environ != before:
+        os.environ.clear()
+        os.environ.update(before)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def platform_is_not_installed():
+    """The rows of the CPU platform stay applied: what needs them has a process of its own."""
+    yield
+    if table := sys.modules.get("sg_rlhf.overlay.patches.table"):
+        rows = [patch for patch in table._applied if patch.when is table.platform.is_cpu]
+        assert not rows, f"{len(rows)} rows were applied in the tests' process"
 
 
 #: Modules that were imported when the objects of imports were last set aside.
