@@ -7,9 +7,10 @@ SHELL := bash
 BIN := .venv/bin
 # More arguments for pytest: make test-unit ARGS="-k shaping -x"; ARGS="-n 0 --pdb" for one worker.
 ARGS ?=
-# Two workers. A file's tests stay on one of them and share what its fixtures trained or started.
-# The folders in this order, as the longest files should not be the last to begin.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=15
+# Two workers. A file's tests stay on one of them and share what its fixtures trained or started. pytest-randomly
+# shuffles files and tests and prints its seed; ARGS=--randomly-seed=N repeats an order. It does not set the
+# seed before each test, as two workers would then choose the same ports.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --randomly-dont-reset-seed --durations=15
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

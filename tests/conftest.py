@@ -38,3 +38,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.integration)
             if why and item.path.name not in host.WITHOUT_ENGINE:
                 item.add_marker(pytest.mark.skip(reason=why))
+    # After pytest-randomly's shuffle: the longest files should not be the last to begin.
+    items.sort(key=lambda item: integration not in item.path.parents)
