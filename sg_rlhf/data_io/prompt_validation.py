@@ -7,20 +7,16 @@ prompt is cut off, and the same prompt with two labels is rewarded for both. Her
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from sg_rlhf.common.text import single_line, truncate
-from sg_rlhf.data_io.records import DataError, numbered_json_lines, parquet_rows
+from sg_rlhf.common.text import truncate
+from sg_rlhf.data_io.prompt_rows import PromptSchema, is_number, value_of
+from sg_rlhf.data_io.records import DataError
 
-#: Suffixes that upstream reads. An Arrow file is a cache of `datasets` and is not checked.
-SUFFIXES = (".json", ".jsonl", ".csv", ".parquet", ".arrow")
 #: Field names of TRL, verl and OpenRLHF, for the message about a missing field.
 COMMON_PROMPTS = ("prompt", "messages", "problem", "question", "instruction", "query", "input")
 COMMON_LABELS = (
@@ -48,54 +44,6 @@ def too_long(tokens: int, rows: int, max_len: int, max_new_tokens: int | None) -
         f"response of {response}; {rows} such rows; raise data.max_len, {other}, or leave such "
         "rows out"
     )
-
-
-def value_of(row: Mapping[str, Any], name: str) -> Any:
-    """A field of a row, or None if it is missing.
-
-    ``a.b`` is the field b inside a, unless the row has a field with the name ``a.b``.
-    """
-    if name in row:
-        return row[name]
-    outer, dot, inner = name.partition(".")
-    value = row.get(outer)
-    return value_of(value, inner) if dot and isinstance(value, Mapping) else None
-
-
-@dataclass(frozen=True)
-class PromptSchema:
-    """Fields that a row must have.
-
-    Attributes:
-        prompt: name of the prompt's field; ``a.b`` for a nested one.
-        label: name of the label's field, in the same form; None without labels.
-        image: name of the images' field, which is optional.
-        chat: whether a prompt may also be a list of messages for a chat template.
-        template: text with ``{}`` for the prompt; None for the prompt alone.
-        label_fault: label -> error text, or None if the label is valid.
-    """
-
-    prompt: str = "input"
-    label: str | None = None
-    image: str = "images"
-    chat: bool = False
-    template: str | None = None
-    label_fault: Callable[[Any], str | None] = lambda label: None
-
-    def text(self, prompt: str) -> str:
-        """The prompt inside the template, as the model gets it."""
-        return prompt if self.template is None else self.template.format(prompt)
-
-    def flat(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """The row with nested prompt and label copied to the top level.
-
-        A numeric label becomes text, because reward functions compare texts.
-        """
-        flat = {**row, self.prompt: value_of(row, self.prompt)}
-        if self.label is not None:
-            label = value_of(row, self.label)
-            flat[self.label] = str(label) if isinstance(label, (int, float)) else label
-        return flat
 
 
 @dataclass
@@ -201,7 +149,10 @@ def checked(
     for place, row in rows:
         if not isinstance(row, dict):
             raise DataError(f"{place}: {truncate(row)}, expected an object with {fields.prompt!r}")
-        flat = fields.flat(row)
+        try:
+            flat = fields.flat(row)
+        except ValueError as error:
+            raise DataError(f"{place}: {fields.label}: {error}") from None
         prompt = flat[fields.prompt]
         fault = _prompt_fault(prompt, fields)
         if fault is not None:
@@ -221,9 +172,9 @@ def checked(
             fault = fields.label_fault(label)
             if fault is not None:
                 raise DataError(f"{place}: {fields.label}: {fault}")
-            if isinstance(value_of(row, fields.label), (int, float)):
+            if is_number(value_of(row, fields.label)):
                 seen.add_number(place, label)
-        seen.add(prompt, label, row.get(fields.image), place)
+        seen.add(prompt, label, flat[fields.image], place)
         yield place, fields.text(prompt) if isinstance(prompt, str) else None
 
 
@@ -259,79 +210,3 @@ def _prompt_fault(prompt: Any, fields: PromptSchema) -> str | None:
     except UnicodeEncodeError as error:
         return f"contains half a character (at {error.start}), expected text in UTF-8"
     return None
-
-
-def rows_of(path: Path, fields: PromptSchema) -> Iterator[tuple[str, Any]]:
-    """Yield (location, row) of every row of a file.
-
-    Raises:
-        DataError: the file cannot be read in the format of its suffix, or has no rows.
-    """
-    empty = True
-    for number, row in _numbered(path, fields):
-        empty = False
-        yield f"{path}: row {number}", row
-    if empty:
-        raise DataError(f"{path}: no rows, expected at least one prompt")
-
-
-def _numbered(path: Path, fields: PromptSchema) -> Iterator[tuple[int, Any]]:
-    if path.suffix == ".parquet":
-        yield from enumerate(parquet_rows(path, lambda names: _columns(names, fields)), start=1)
-    elif path.suffix == ".csv":
-        yield from _csv_rows(path, fields)
-    elif path.suffix == ".json" and _begins_with_a_list(path):
-        yield from enumerate(_whole(path), start=1)
-    else:
-        yield from numbered_json_lines(path, skip_blank=True)
-
-
-def _columns(present: list[str], fields: PromptSchema) -> list[str]:
-    """The columns to read; all if one is missing, so that the error can list them."""
-    wanted = {
-        name if name in present else name.partition(".")[0]
-        for name in filter(None, [fields.prompt, fields.label])
-    }
-    return [*({*wanted, fields.image} & {*present})] if wanted <= {*present} else present
-
-
-def _csv_rows(path: Path, fields: PromptSchema) -> Iterator[tuple[int, Any]]:
-    """The rows as text. Training reads them with `datasets`, which takes digits as a number."""
-    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            for number, row in enumerate(csv.DictReader(file, strict=True), start=1):
-                label = row.get(fields.label or "")
-                if label and (read := _as_number(label)) is not None and read != label:
-                    raise DataError(
-                        f"{path}: row {number}: {fields.label}: {label!r} is read from a CSV file "
-                        f"as the number {read}; write the rows as JSON lines"
-                    )
-                yield number, {k: v or None for k, v in row.items() if k is not None}
-    except (OSError, ValueError, csv.Error) as error:
-        raise DataError(f"{path}: not a readable CSV file in UTF-8: {single_line(error)}") from None
-
-
-def _as_number(text: str) -> str | None:
-    """The number that a text is, as Python prints it; None for other texts."""
-    try:
-        return str(int(text) if text.strip("+-").isdecimal() else float(text))
-    except ValueError:
-        return None
-
-
-def _begins_with_a_list(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return file.read(4096).lstrip()[:1] == b"["
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
-
-
-def _whole(path: Path) -> list[Any]:
-    try:
-        rows = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not JSON: {single_line(error)}") from None
-    assert isinstance(rows, list)
-    return rows

@@ -5,6 +5,7 @@ Used by the readers of the domains, which know what a row must have.
 
 from __future__ import annotations
 
+import codecs
 import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -66,17 +67,21 @@ def json_lines(path: Path) -> Iterator[Any]:
     yield from (value for _, value in numbered_json_lines(path))
 
 
-def numbered_json_lines(path: Path, skip_blank: bool = False) -> Iterator[tuple[int, Any]]:
+def numbered_json_lines(
+    path: Path, skip_blank: bool = False, parse_float: Callable[[str], float] = float
+) -> Iterator[tuple[int, Any]]:
     """Yield (line number from 1, JSON value) of each line; see :func:`json_lines`.
 
     Args:
         skip_blank: ignore lines of white space, as Arrow's reader does.
+        parse_float: text of a number that is no integer -> its value.
     """
     for number, line in enumerate(_lines(path), start=1):
         if skip_blank and not line.strip():
             continue
         try:
-            value = json.loads(line.rstrip(b"\r\n").decode(), parse_constant=_refuse)
+            text = line.rstrip(b"\r\n").decode()
+            value = json.loads(text, parse_float=parse_float, parse_constant=refuse_constant)
         except (ValueError, RecursionError) as error:
             raise DataError(f"{path}: row {number}: not JSON: {_why(error)}") from None
         yield number, value
@@ -92,13 +97,14 @@ def _lines(path: Path) -> Iterator[bytes]:
                         f"{path}: row {number}: longer than {LONGEST_LINE // 2**20} MiB, "
                         "expected one row a line"
                     )
-                yield line
+                yield line if number > 1 else line.removeprefix(codecs.BOM_UTF8)
                 number += 1
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def _refuse(constant: str) -> Any:
+def refuse_constant(constant: str) -> Any:
+    """Refuse NaN and Infinity, which are no JSON."""
     raise ValueError(f"{constant} is no number of JSON")
 
 
@@ -123,7 +129,15 @@ def json_objects(path: Path) -> Iterator[dict[str, Any]]:
 def parquet_rows(
     path: Path, choose: Callable[[list[str]], list[str]] | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a Parquet file, reading one batch at a time.
+    """Yield the rows of a Parquet file; see :func:`parquet_batches`."""
+    for batch in parquet_batches(path, choose):
+        yield from batch.to_pylist()
+
+
+def parquet_batches(
+    path: Path, choose: Callable[[list[str]], list[str]] | None = None
+) -> Iterator[Any]:
+    """Yield the record batches of a Parquet file.
 
     Args:
         choose: all columns -> columns to read; default: all. It raises `DataError` for a missing
@@ -142,8 +156,7 @@ def parquet_rows(
                 columns = None if choose is None else choose(file.schema_arrow.names)
             except DataError as error:
                 raise DataError(f"{path}: {error}") from None
-            for batch in file.iter_batches(columns=columns):
-                yield from batch.to_pylist()
+            yield from file.iter_batches(columns=columns)
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path}: not a readable parquet file: {single_line(error)}") from None
 

@@ -22,7 +22,8 @@ from sg_rlhf.common.redaction import redact_text
 from sg_rlhf.config import ConfigError, load_config
 from sg_rlhf.data_io.model_folder import ModelError
 from sg_rlhf.data_io.model_folder import check as check_model
-from sg_rlhf.data_io.prompt_validation import PromptIndex, PromptSchema, checked, rows_of
+from sg_rlhf.data_io.prompt_rows import PromptSchema, rows_of
+from sg_rlhf.data_io.prompt_validation import PromptIndex, checked
 from sg_rlhf.data_io.records import DataError
 from sg_rlhf.tasks.grade import Grade
 from sg_rlhf.tasks.kk.domain import KK
@@ -139,11 +140,12 @@ def prompts(content: bytes) -> None:
     """A file of prompts, by each suffix that is read."""
     fields = PromptSchema("input", "answer", label_fault=lambda label: None)
     with tempfile.TemporaryDirectory() as folder:
-        for suffix in (".jsonl", ".json", ".csv", ".parquet"):
+        for suffix in (".jsonl", ".json", ".csv", ".parquet", ".arrow"):
             path = Path(folder, f"a{suffix}")
             path.write_bytes(content)
             try:
-                within(SECONDS, lambda: [*checked(rows_of(path, fields), fields, PromptIndex())])  # noqa: B023
+                rows = rows_of(str(path), "train", fields)
+                within(SECONDS, lambda: [*checked(rows, fields, PromptIndex())])  # noqa: B023
             except DataError as error:
                 _is_one_line(error)
 

@@ -19,13 +19,11 @@ from sg_rlhf.config.checks import files
 from sg_rlhf.config.errors import ConfigError, MissingFile
 from sg_rlhf.config.recipe import Config, local_path
 from sg_rlhf.data_io import model_folder
+from sg_rlhf.data_io.prompt_rows import SUFFIXES, PromptSchema, rows_of
 from sg_rlhf.data_io.prompt_validation import (
-    SUFFIXES,
     PromptIndex,
-    PromptSchema,
     checked,
     max_prompt_tokens,
-    rows_of,
     too_long,
 )
 from sg_rlhf.data_io.records import DataError
@@ -56,7 +54,7 @@ def check_files(config: Config) -> None:
 
 def _check_there(prompts: PromptSet) -> None:
     for name in prompts.names:
-        file_of(prompts.key, name)
+        local_prompts(prompts.key, name)
 
 
 def look(config: Config) -> tuple[list[str], list[str]]:
@@ -206,14 +204,14 @@ def _check_set(
     seen: PromptIndex,
     tokens: Callable[[], Callable[[list[str]], list[int]] | None],
 ) -> None:
-    path = file_of(prompts.key, name)
+    path = local_prompts(prompts.key, name)
     if path is None:
         return
-    if path.suffix != ".parquet" and prompts.split != "train":
+    if path.suffix in SUFFIXES and prompts.split != "train":
         key = "data.prompt_split" if prompts.key == "data.prompt_dataset" else "eval.split"
         raise ConfigError(f"{key}={prompts.split}: a file has one split, train ({prompts.key})")
     long: list[tuple[str, str]] = []
-    for place, text in checked(rows_of(path, fields), fields, seen):
+    for place, text in checked(rows_of(name, prompts.split, fields), fields, seen):
         # No tokenizer makes more tokens of a text than it has bytes.
         if text is not None and not fields.chat and len(text.encode()) > prompts.max_prompt:
             long.append((place, text))
@@ -233,8 +231,8 @@ def _check_set(
         raise DataError(f"{place}: {why}")
 
 
-def file_of(key: str, name: str) -> Path | None:
-    """The local file of prompts that a name stands for; None for a folder or an id of a hub.
+def local_prompts(key: str, name: str) -> Path | None:
+    """The local file or folder of prompts that a name stands for; None for an id of a hub.
 
     Raises:
         ConfigError: it can be none of them.
@@ -256,11 +254,11 @@ def file_of(key: str, name: str) -> Path | None:
             made = path.parts[0] == "data"  # where the recipes have what the data command makes
             hint = "; make it with `python -m sg_rlhf.data`" if made else f" (in {Path.cwd()})"
             raise MissingFile(f"{key}={name}: no such file{hint}")
-        return None if path.suffix == ".arrow" else path
+        return path
     if path.is_dir():
         if not any(path.iterdir()):
             raise ConfigError(f"{key}={name}: the folder is empty")
-        return None
+        return path
     if os.path.lexists(path):
         raise ConfigError(f"{key}={name}: expected a file that ends in {', '.join(SUFFIXES)}")
     if not model_folder.is_hub_id(given):

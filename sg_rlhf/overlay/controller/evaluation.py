@@ -69,11 +69,9 @@ def compute_eval_metrics(
 
 def dataloader(eval_set: EvalSet, args: Any, strategy: Any, tokenizer: Any) -> Any:
     """The prompts of one set, read as upstream reads ``eval.dataset``."""
-    from openrlhf.datasets.utils import blending_datasets
+    from sg_rlhf.overlay.controller.prompt_dataset import PromptDataset, read_prompts
 
-    from sg_rlhf.overlay.controller.prompt_dataset import PromptDataset
-
-    rows = blending_datasets(eval_set.dataset, None, strategy, dataset_split=args.eval.split)
+    rows = read_prompts(eval_set.dataset, None, strategy, dataset_split=args.eval.split)
     if eval_set.limit is not None:
         rows = rows.select(range(min(eval_set.limit, len(rows))))
     prompts = PromptDataset(rows, tokenizer, strategy, input_template=args.data.input_template)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from openrlhf.datasets import PromptDataset as Upstream
 
+from sg_rlhf.data_io.prompt_rows import SUFFIXES, PromptSchema, rows_of, table_rows
 from sg_rlhf.data_io.prompt_validation import (
-    SUFFIXES,
     PromptIndex,
-    PromptSchema,
     checked,
     max_prompt_tokens,
     too_long,
@@ -18,6 +19,78 @@ from sg_rlhf.data_io.prompt_validation import (
 from sg_rlhf.data_io.records import DataError
 from sg_rlhf.overlay.reporting.errors import UnusablePrompts
 from sg_rlhf.tasks import chat
+
+
+class PromptRows(list[tuple[str, Any]]):
+    """Location and row of each prompt, with what upstream asks of a data set.
+
+    Attributes:
+        error: why the rows cannot be read; None if they were.
+    """
+
+    error: str | None = None
+
+    def select(self, rows: Iterable[int]) -> PromptRows:
+        """The rows of these numbers, from 0."""
+        chosen = PromptRows(self[row] for row in rows)
+        chosen.error = self.error
+        return chosen
+
+
+def read_prompts(
+    names: str,
+    probabilities: str | None,
+    strategy: Any,
+    seed: int = 42,
+    max_count: int | None = None,
+    dataset_split: str = "train",
+) -> PromptRows:
+    """Read prompts as the check before the run does, in the order of upstream's function.
+
+    Args:
+        names: files, folders or ids of a hub, with commas between them.
+        probabilities: of each of them, to draw rows at random; None for one after the other.
+        seed: of the draws.
+        max_count: rows to read of each.
+        dataset_split: which part of each.
+    """
+    fields = _schema(strategy.args.data)
+    try:
+        sets = [
+            list(itertools.islice(_read(name.strip(), dataset_split, fields, strategy), max_count))
+            for name in names.split(",")
+        ]
+    except DataError as error:
+        failed = PromptRows()
+        failed.error = str(error)
+        return failed
+    if probabilities is None:
+        return PromptRows(itertools.chain(*sets))
+    from datasets import Dataset, interleave_datasets
+
+    places = [
+        Dataset.from_dict({"set": [number] * len(rows), "row": range(len(rows))})
+        for number, rows in enumerate(sets)
+    ]
+    shares = [float(share) for share in probabilities.split(",")]
+    drawn = interleave_datasets(places, shares, seed=seed, stopping_strategy="all_exhausted")
+    return PromptRows(sets[place["set"]][place["row"]] for place in drawn)
+
+
+def _read(name: str, split: str, fields: PromptSchema, strategy: Any) -> Iterator[tuple[str, Any]]:
+    path = Path(name.partition("@")[0])
+    if not getattr(strategy.args, "use_ms", False) or path.suffix in SUFFIXES or path.is_dir():
+        yield from rows_of(name, split, fields)
+        return
+    from openrlhf.datasets.utils import blending_datasets  # reads ModelScope
+
+    data = blending_datasets(name, None, strategy, dataset_split=split)
+    for number, row in enumerate(table_rows(data, fields), start=1):
+        yield f"{name}: row {number}", row
+
+
+def _schema(data: Any) -> PromptSchema:
+    return PromptSchema(data.input_key, data.label_key, data.image_key, data.apply_chat_template)
 
 
 class PromptDataset(Upstream):
@@ -29,24 +102,22 @@ class PromptDataset(Upstream):
 
     prompts: list[str]
 
-    def __init__(self, dataset: Any, tokenizer: Any, strategy: Any, *args: Any, **kwargs: Any):
+    def __init__(self, dataset: PromptRows, tokenizer: Any, strategy: Any, **kwargs: Any):
         """Read as upstream does. The error of a row is kept for :meth:`check`."""
         self._args = strategy.args
-        data = self._args.data
-        fields = PromptSchema(
-            data.input_key, data.label_key, data.image_key, data.apply_chat_template
-        )
+        fields = _schema(self._args.data)
         keep = self._args.sg.contradicting_labels == "keep"
-        self._row_error = _row_error(dataset, fields, PromptIndex(keep=keep))
+        self._row_error = dataset.error or _row_error(dataset, fields, PromptIndex(keep=keep))
         if self._row_error is not None:
             # Upstream reads a placeholder, so that the run gets as far as `check`.
-            dataset = [{fields.prompt: "-", fields.label or "": "-"}]
-        # Upstream reads fields of the row itself.
-        rows = map(fields.flat, dataset)
-        super().__init__(rows, tokenizer, strategy, *args, **kwargs)
+            rows = [{fields.prompt: "-", fields.label or "": "-"}]
+        else:
+            rows = [fields.flat(row) for _, row in dataset]
+        super().__init__(rows, tokenizer, strategy, **kwargs)
         # A processor of images has a tokenizer inside.
         self._text_tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
         self.prompts = chat.with_bos(self.prompts, self._text_tokenizer)
+        self._places = [place for place, _ in dataset]
 
     def check(self) -> None:
         """Refuse incomplete rows, prompts of another template, and prompts that are too long.
@@ -92,12 +163,11 @@ class PromptDataset(Upstream):
         if refused:
             tokens, row = max(refused)
             why = too_long(tokens, len(refused), *limits)
-            raise UnusablePrompts(f"row {row} of the prompts: {why}")
+            raise UnusablePrompts(f"{self._places[row - 1]}: {why}")
 
 
-def _row_error(dataset: Any, fields: PromptSchema, seen: PromptIndex) -> str | None:
+def _row_error(rows: PromptRows, fields: PromptSchema, seen: PromptIndex) -> str | None:
     try:
-        rows = ((f"row {number} of the prompts", row) for number, row in enumerate(dataset, 1))
         for _ in checked(rows, fields, seen):
             pass
     except DataError as error:

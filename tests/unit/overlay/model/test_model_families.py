@@ -14,13 +14,12 @@ from typing import Any
 
 import pytest
 import torch
-from datasets import Dataset
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.utils.utils import get_tokenizer
 from vllm import SamplingParams
 from vllm.transformers_utils.config import try_get_generation_config
 
-from sg_rlhf.overlay.controller.prompt_dataset import PromptDataset
+from sg_rlhf.overlay.controller.prompt_dataset import PromptDataset, PromptRows
 from sg_rlhf.overlay.reporting.errors import UnusablePrompts
 from sg_rlhf.overlay.rollout.engine import SGRolloutActor
 from sg_rlhf.overlay.rollout.executors import StrictSingleTurnExecutor
@@ -59,7 +58,8 @@ def read(
     sg = SimpleNamespace(contradicting_labels="refuse")
     args = SimpleNamespace(data=data, rollout=SimpleNamespace(max_new_tokens=256), sg=sg)
     strategy = SimpleNamespace(args=args, is_rank_0=lambda: False)
-    return PromptDataset(Dataset.from_list(list(rows)), tokenizer, strategy)
+    placed = PromptRows((f"org/set: row {number}", row) for number, row in enumerate(rows, 1))
+    return PromptDataset(placed, tokenizer, strategy)
 
 
 class Engine(SGRolloutActor):
@@ -254,12 +254,12 @@ def test_an_evaluation_gives_the_model_the_ids_that_training_gave_it(
 @pytest.mark.parametrize(
     ("rows", "max_len", "words"),
     [
-        ([{"input": "x", "answer": None}], 4096, "row 1 of the prompts: answer: missing or empty"),
-        ([{"other": "x", "answer": "y"}], 4096, "row 1 of the prompts: input: missing"),
+        ([{"input": "x", "answer": None}], 4096, "org/set: row 1: answer: missing or empty"),
+        ([{"other": "x", "answer": "y"}], 4096, "org/set: row 1: input: missing"),
         ([{"input": "x", "answer": "y"}, {"input": "x", "answer": "z"}], 4096,
-         "row 2 of the prompts: the prompt of row 1 of the prompts with another label"),
+         "org/set: row 2: the prompt of org/set: row 1 with another label"),
         ([{"input": "x", "answer": "y"}, {"input": "knave " * 90, "answer": "z"}], 300,
-         "row 2 of the prompts: the prompt has"),
+         "org/set: row 2: the prompt has"),
     ],
 )  # fmt: skip
 def test_rows_of_a_hub_are_checked_where_they_are_read(
