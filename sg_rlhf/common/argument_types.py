@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 from collections.abc import Iterable
@@ -63,6 +64,19 @@ def port(text: str) -> int:
     value = parse_int(text)
     if not 0 <= value <= 65535:
         raise argparse.ArgumentTypeError(f"{quoted(text)}: expected a port, 0 to 65535")
+    return value
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """Argument type: an object of JSON, such as {"enable_thinking": false}."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(
+            f'{quoted(text)}: expected an object of JSON, such as {{"enable_thinking": false}}'
+        )
     return value
 
 

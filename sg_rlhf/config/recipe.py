@@ -54,6 +54,8 @@ from sg_rlhf.machine import names
 from sg_rlhf.tasks import registry
 
 YAML = (".yaml", ".yml")
+#: Keys whose value is a mapping.
+_MAPPINGS = (WEIGHTING, OBJECTIVE, "sg.chat_template_kwargs")
 #: Characters of a library's message that an error shows at most.
 MAX_MESSAGE = 300
 #: Keys whose value may be ``module:NAME``, an installed module's file or folder.
@@ -290,7 +292,7 @@ def _one_line(error: Exception) -> str:
 def _flatten(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in tree.items():
         name = f"{prefix}{key}"
-        if isinstance(value, dict) and name not in (WEIGHTING, OBJECTIVE):
+        if isinstance(value, dict) and ALIASES.get(name, name) not in _MAPPINGS:
             yield from _flatten(value, f"{name}.")
         else:
             yield name, value

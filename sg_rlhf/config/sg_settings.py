@@ -19,10 +19,14 @@ from pydantic import (
 from sg_rlhf.common.redaction import redact
 from sg_rlhf.config import domain_settings
 from sg_rlhf.config.value_ranges import MIN_TEMPERATURE
+from sg_rlhf.tasks import chat
 from sg_rlhf.tasks.settings import DomainSettings
 
 #: Keys of ours that may also be written among upstream's, where a user looks for them.
-ALIASES = {"actor.fused_logprobs": "sg.fused_logprobs"}
+ALIASES = {
+    "actor.fused_logprobs": "sg.fused_logprobs",
+    "data.chat_template_kwargs": "sg.chat_template_kwargs",
+}
 
 
 class EvalSet(BaseModel):
@@ -229,6 +233,11 @@ class SGSettings(BaseModel):
         "refuse",
         description="rows with the same prompt and another label; keep: train on them as they are",
     )
+    chat_template_kwargs: dict[str, Any] = Field(
+        {},
+        description="arguments of the chat template with data.apply_chat_template, such as "
+        "{enable_thinking: false}; data.chat_template_kwargs is the same key",
+    )
     model_revision: str | None = Field(
         None,
         description="commit, tag or branch of actor.model_name_or_path on the hub; on a cluster "
@@ -262,6 +271,11 @@ class SGSettings(BaseModel):
             return json.loads(value)
         except (ValueError, RecursionError):
             raise ValueError("expected a list") from None
+
+    @field_validator("chat_template_kwargs", mode="before")
+    @classmethod
+    def _template_kwargs(cls, value: Any) -> Any:
+        return chat.check_template_kwargs(value)
 
     @field_validator("eval_sets")
     @classmethod

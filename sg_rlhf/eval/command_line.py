@@ -11,6 +11,7 @@ from typing import Any
 from sg_rlhf.common.argument_types import (
     OneLineParser,
     int_list,
+    json_object,
     non_negative_float,
     non_negative_int,
     positive_float,
@@ -19,6 +20,7 @@ from sg_rlhf.common.argument_types import (
 from sg_rlhf.eval import suites
 from sg_rlhf.eval.engines.base import DTYPES, ENGINES, EngineName
 from sg_rlhf.eval.generation.sampling import SamplingOptions
+from sg_rlhf.tasks import chat
 from sg_rlhf.tasks.questions import EvalError
 from sg_rlhf.tasks.suite import Benchmark, Suite
 
@@ -206,6 +208,11 @@ def _add_sampling(add: Callable[..., Any]) -> None:
         "--system-prompt", metavar="TEXT",
         help="system turn before each prompt, with --chat-template (default: none)",
     )  # fmt: skip
+    add(
+        "--chat-template-kwargs", metavar="JSON", type=json_object, default={},
+        help="arguments of the chat template, such as '{\"enable_thinking\": false}' (default: "
+        "none)",
+    )  # fmt: skip
 
 
 def _engine(name: str) -> str:
@@ -293,6 +300,12 @@ def check(line: CommandLine) -> tuple[Suite, tuple[Benchmark, ...]]:
             raise EvalError(f"{name} {value}: only with --engine {' or '.join(engines)}")
     if args.system_prompt is not None and not args.chat_template:
         raise EvalError("--system-prompt: needs --chat-template; a raw prompt has no system turn")
+    if args.chat_template_kwargs and not (args.chat_template or suite.applies_template(args)):
+        raise EvalError("--chat-template-kwargs: needs --chat-template; no template is applied")
+    try:
+        chat.check_template_kwargs(args.chat_template_kwargs)
+    except ValueError as error:
+        raise EvalError(f"--chat-template-kwargs: {error}") from None
     if args.data_dir is not None and not args.data_dir.is_dir():
         raise EvalError(f"--data-dir {args.data_dir}: no such folder")
     for path in args.train_data or ():

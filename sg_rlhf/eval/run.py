@@ -221,6 +221,12 @@ def open_model(args: argparse.Namespace) -> ModelHandle:
         model = find_model(args.model, args.revision)
         set_environment(args.engine, cpu, args.replicas)
         tokenizer = load_tokenizer(model)
+        if args.chat_template_kwargs:
+            try:
+                apply = chat.template_with(tokenizer, args.chat_template_kwargs)
+            except ValueError as error:
+                raise EvalError(f"--chat-template-kwargs: {error}") from None
+            tokenizer.apply_chat_template = apply
         ids: Tokenize = lambda prompts: chat.encode(prompts, tokenizer)  # noqa: E731
         return ModelHandle(model, context_length(model), ids, tokenizer, cpu)
     from sg_rlhf.eval.engines.openai import Server
@@ -234,6 +240,7 @@ def open_model(args: argparse.Namespace) -> ModelHandle:
         model.location,
         chat=args.chat_template,
         system_prompt=args.system_prompt,
+        chat_template_kwargs=args.chat_template_kwargs,
     )
     if server.context is None:
         print("notice: the server does not tell its context; nothing is cut", flush=True)
@@ -279,6 +286,7 @@ def prepare_run(
         "seed": args.seed,
         "limit": args.limit,
         **prepared.request,
+        **({"chat_template_kwargs": kwargs} if (kwargs := args.chat_template_kwargs) else {}),
         **({"overrides": overrides} if overrides else {}),
         "benchmarks": {task.benchmark.name: task.describe() for task in tasks},
     }
@@ -317,6 +325,7 @@ def start_engine(
             concurrency=args.concurrency,
             chat=args.chat_template,
             system_prompt=args.system_prompt,
+            chat_template_kwargs=args.chat_template_kwargs,
         )
     )
     resources.callback(engine.close)

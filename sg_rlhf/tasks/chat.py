@@ -8,8 +8,13 @@ twice or not at all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
+
+#: Arguments of `apply_chat_template` that the commands set themselves.
+_OWN_ARGUMENTS = ("conversation", "tokenize", "add_generation_prompt", "chat_template")
 
 
 class ChatFormat(NamedTuple):
@@ -62,6 +67,33 @@ def check_format(prompt: str, tokenizer: Any) -> None:
             "messages with data.apply_chat_template=true; for Knights & Knaves, "
             "`python -m sg_rlhf.data kk --chat-template MODEL`"
         )
+
+
+def check_template_kwargs(value: Any) -> dict[str, Any]:
+    """Arguments for a chat template, such as `{"enable_thinking": False}`.
+
+    Raises:
+        ValueError: no mapping of names, or a name that the commands set themselves.
+    """
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        raise ValueError("expected names and values, such as {enable_thinking: false}")
+    for name in _OWN_ARGUMENTS:
+        if name in value:
+            raise ValueError(f"{name} is set by the command; expected variables of the template")
+    return dict(value)
+
+
+def template_with(tokenizer: Any, arguments: Mapping[str, Any]) -> Callable[..., Any]:
+    """The tokenizer's `apply_chat_template` with further arguments.
+
+    Raises:
+        ValueError: the template does not read one of them, so that it would change nothing.
+    """
+    template = str(tokenizer.chat_template or "")
+    for name in arguments:
+        if not re.search(rf"\b{re.escape(name)}\b", template):
+            raise ValueError(f"{name}: the model's chat template does not read it; leave it out")
+    return functools.partial(tokenizer.apply_chat_template, **arguments)
 
 
 def stop_token_ids(prompt: str, tokenizer: Any) -> tuple[int, ...]:

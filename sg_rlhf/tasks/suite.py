@@ -241,6 +241,10 @@ class Suite:
             EvalError: one line for the user.
         """
 
+    def applies_template(self, args: argparse.Namespace) -> bool:
+        """Whether the prompts go through the model's chat template without `--chat-template`."""
+        return False
+
     def missing(self, benchmarks: Sequence[Benchmark], args: argparse.Namespace) -> list[str]:
         """What the run needs beside a model, and nobody gave: a phrase for each, with the remedy.
 

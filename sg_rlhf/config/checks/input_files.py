@@ -285,6 +285,11 @@ def _check_probabilities(config: Config) -> None:
 
 def _schema(config: Config) -> PromptSchema:
     template, chat = config.value("data.input_template"), config.value("data.apply_chat_template")
+    if config.sg.chat_template_kwargs and not chat:
+        raise ConfigError(
+            f"data.chat_template_kwargs={config.sg.chat_template_kwargs}: no template is applied "
+            "to the prompts; set data.apply_chat_template=true, or leave the key out"
+        )
     if template and chat:
         raise ConfigError(
             "data.input_template: not used with data.apply_chat_template=true; set one of them"

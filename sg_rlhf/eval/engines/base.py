@@ -6,9 +6,9 @@ scheduler batches them, and a killed run loses only the requests in flight.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol, get_args
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, get_args
 
 from sg_rlhf.eval.model import Model
 from sg_rlhf.tasks.suite import FinishReason
@@ -72,6 +72,7 @@ class EngineOptions:
         cpu: there is no CUDA device.
         chat: a server gets the prompts through its chat endpoint.
         system_prompt: system turn of these conversations; None: no such turn.
+        chat_template_kwargs: arguments of the server's chat template.
     """
 
     name: EngineName
@@ -85,6 +86,7 @@ class EngineOptions:
     concurrency: int = 128
     chat: bool = False
     system_prompt: str | None = None
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Engine(Protocol):

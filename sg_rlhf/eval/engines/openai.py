@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -27,6 +27,7 @@ class Server:
         concurrency: most connections at a time.
         chat: use the chat endpoint.
         system_prompt: system turn of a chat; None: no such turn.
+        chat_template_kwargs: arguments of the server's chat template.
 
     Attributes:
         served: name under which the server knows the model.
@@ -45,6 +46,7 @@ class Server:
         concurrency: int = 1,
         chat: bool = False,
         system_prompt: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         key = os.environ.get("OPENAI_API_KEY", "none")
         self.client = httpx.Client(
@@ -56,6 +58,10 @@ class Server:
         self.base_url = base_url
         self.path = "chat/completions" if chat else "completions"
         self._chat, self._system_prompt = chat, system_prompt
+        # The field of vLLM and SGLang. Other servers may refuse an unknown field.
+        self._template: dict[str, Any] = (
+            {"chat_template_kwargs": dict(chat_template_kwargs)} if chat_template_kwargs else {}
+        )
         entries = self._entries()
         for entry in entries:
             if {model, location} & {str(entry.get("id")), str(entry.get("root"))}:
@@ -81,7 +87,7 @@ class Server:
     def prompt_fields(self, prompt: str) -> dict[str, Any]:
         """The fields of a request that hold the prompt."""
         if self._chat:
-            return {"messages": messages(prompt, self._system_prompt)}
+            return {"messages": messages(prompt, self._system_prompt), **self._template}
         return {"prompt": prompt}
 
     def tokenize(self, prompts: Sequence[str]) -> list[list[int]]:
@@ -118,6 +124,7 @@ class OpenAIEngine:
             options.concurrency,
             options.chat,
             options.system_prompt,
+            options.chat_template_kwargs,
         )
         self._read = _read_message if options.chat else _read_text
         self._pool = ThreadPoolExecutor(options.concurrency)

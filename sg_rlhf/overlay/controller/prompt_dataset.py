@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from openrlhf.datasets import PromptDataset as Upstream
@@ -108,12 +109,20 @@ class PromptDataset(Upstream):
         fields = _schema(self._args.data)
         keep = self._args.sg.contradicting_labels == "keep"
         self._row_error = dataset.error or _row_error(dataset, fields, PromptIndex(keep=keep))
+        templated = tokenizer
+        if self._args.sg.chat_template_kwargs:
+            try:
+                apply = chat.template_with(tokenizer, self._args.sg.chat_template_kwargs)
+                templated = SimpleNamespace(apply_chat_template=apply)
+            except ValueError as error:
+                self._row_error = f"data.chat_template_kwargs: {error}"
         if self._row_error is not None:
             # Upstream reads a placeholder, so that the run gets as far as `check`.
             rows = [{fields.prompt: "-", fields.label or "": "-"}]
         else:
             rows = [fields.flat(row) for _, row in dataset]
-        super().__init__(rows, tokenizer, strategy, **kwargs)
+        super().__init__(rows, templated, strategy, **kwargs)
+        self.tokenizer = tokenizer
         # A processor of images has a tokenizer inside.
         self._text_tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
         self.prompts = chat.with_bos(self.prompts, self._text_tokenizer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -52,9 +53,8 @@ def build_chat_prompt(quiz: str, tokenizer: Any) -> str:
     # Some templates leave a system message out, and some trim what they are given.
     if SYSTEM.strip() not in text:
         text = _applied(tokenizer, {"user": f"{SYSTEM}\n{user}"})
-    # Templates of reasoning models open the tag themselves.
-    stripped = text.rstrip()
-    return stripped if stripped.endswith(THINK) else f"{text}{THINK}"
+    # Templates of reasoning models open the tag themselves, or write empty reasoning.
+    return re.sub(r"(<think>\s*(</think>\s*)?)?\Z", "", text, count=1) + THINK
 
 
 def _applied(tokenizer: Any, content: Mapping[str, str]) -> str:

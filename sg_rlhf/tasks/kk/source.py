@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.common.argument_types import progress_bar
+from sg_rlhf.common.argument_types import json_object, progress_bar
 from sg_rlhf.data_io.dataset_writer import Records, UsageError
+from sg_rlhf.tasks import chat
 from sg_rlhf.tasks.data_source import (
     BuildPlan,
     DataFiles,
@@ -94,6 +95,7 @@ def plan(options: Options, load_tokenizer: LoadTokenizer) -> BuildPlan[Puzzle]:
     described = {
         "version": PROMPT_VERSION,
         "chat_template": options["chat_template"],
+        **({"chat_template_kwargs": given} if (given := options["chat_template_kwargs"]) else {}),
         # Catches a template that changed under the same name.
         "sha256": hashlib.sha256(prompt("").encode()).hexdigest(),
     }
@@ -113,8 +115,16 @@ def next_step(out: Path, manifest: Mapping[str, Any]) -> str:
 
 def _prompt(options: Options, load_tokenizer: LoadTokenizer) -> Callable[[str], str]:
     if options["chat_template"] is None:
+        if options["chat_template_kwargs"]:
+            raise UsageError("--chat-template-kwargs: needs --chat-template MODEL")
         return build_prompt
     tokenizer = load_tokenizer(options["chat_template"])
+    if given := options["chat_template_kwargs"]:
+        try:
+            apply = chat.template_with(tokenizer, chat.check_template_kwargs(given))
+        except ValueError as error:
+            raise UsageError(f"--chat-template-kwargs: {error}") from None
+        tokenizer.apply_chat_template = apply
     return lambda quiz: build_chat_prompt(quiz, tokenizer)
 
 
@@ -176,6 +186,13 @@ DATA = DataSource(
             "metavar": "MODEL",
             "help": "model, hub id or folder, whose chat template the prompts get (default: "
             "Logic-RL's ChatML text, for Qwen2.5)",
+        },
+        "--chat-template-kwargs": {
+            "metavar": "JSON",
+            "type": json_object,
+            "default": {},
+            "help": "arguments of the template, such as '{\"enable_thinking\": false}' (default: "
+            "none)",
         },
     },
     next_step=next_step,

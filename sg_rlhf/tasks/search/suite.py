@@ -106,6 +106,10 @@ class SearchSuite(Suite):
             raise EvalError(f"--index {args.index}: no such folder")
         settings_of(args, retriever_process.address(args.retriever) if args.retriever else None)
 
+    def applies_template(self, args: argparse.Namespace) -> bool:
+        """As `--prompt chat` says, the default."""
+        return args.prompt in (None, "chat")
+
     def missing(self, benchmarks: Sequence[Benchmark], args: argparse.Namespace) -> list[str]:
         """Files of questions (default: `data/qa`) and a search engine (default: the run's)."""
         found = []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from sg_rlhf.eval import chat_prompts
 from sg_rlhf.eval.engines.base import EngineOptions, Request
 from sg_rlhf.eval.engines.start import start_one
 from sg_rlhf.eval.model import served_model
-from sg_rlhf.eval.run import main
+from sg_rlhf.eval.run import main, open_model
 from sg_rlhf.eval.suites import SUITES
 from sg_rlhf.tasks.math.grading import grade_many
 from sg_rlhf.tasks.math.suite import MathSuite
@@ -51,6 +53,23 @@ def test_the_prompt_is_the_users_turn_of_the_models_template():
     assert question.problem == "1 + 1"
     (found,) = chat_prompts.with_template(loaded("Hi"), tokenizer, None)
     assert found.questions[0].prompt.startswith("<|im_start|>user\nHi")
+
+
+def test_arguments_of_a_template_reach_the_prompt(tmp_path):
+    model = shutil.copytree(TINY, tmp_path / "model")
+    (model / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m.content }}{% endfor %}{% if not enable_thinking %}#{% endif %}"
+    )
+    args = argparse.Namespace(
+        engine="vllm", model=str(model), revision=None, replicas=1,
+        chat_template_kwargs={"enable_thinking": False},
+    )  # fmt: skip
+    tokenizer = open_model(args).tokenizer
+    (found,) = chat_prompts.with_template(loaded("Hi"), tokenizer, None)
+    assert found.questions[0].prompt == "Hi#"
+    args.chat_template_kwargs = {"enable_thinkng": False}
+    with pytest.raises(EvalError, match="--chat-template-kwargs: enable_thinkng: the model's chat"):
+        open_model(args)
 
 
 def test_a_model_without_a_template_and_a_prompt_that_is_a_chat_are_refused():
@@ -98,6 +117,7 @@ def test_a_server_gets_messages_through_its_chat_endpoint(server, monkeypatch, t
     monkeypatch.setitem(SUITES, "math", MathSuite("math", "One question", (BENCHMARK,)))
     out = tmp_path / "out"
     options = ["--chat-template", "--system-prompt", "Be brief.", "--temperature", "0.5"]
+    options += ["--chat-template-kwargs", '{"enable_thinking": false}']
     given = ["--suite", "math", "--model", "served", "--engine", "openai", "--base-url", url]
     assert main([*given, "--out", str(out), *options]) == 0
     ((path, body),) = handler.requests
@@ -107,8 +127,10 @@ def test_a_server_gets_messages_through_its_chat_endpoint(server, monkeypatch, t
         {"role": "user", "content": "What is 1 + 1?"},
     ]
     assert body["temperature"] == 0.5
+    assert body["chat_template_kwargs"] == {"enable_thinking": False}
     results = json.loads((out / "results.json").read_text())
     assert results["chat"] == {"system_prompt": "Be brief."}
+    assert results["chat_template_kwargs"] == {"enable_thinking": False}
     assert results["overrides"] == {"temperature": 0.5}
     assert results["benchmarks"]["one"]["scores"]["accuracy"]["value"] == 1.0
     line = "**Other settings than the paper's, not comparable:** --temperature 0.5, --chat-template"

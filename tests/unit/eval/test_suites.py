@@ -332,6 +332,15 @@ def test_temperature_0_has_one_response_and_no_pass_at_k():
         (["--only", "aime", "--top-p", "1.5"], "--top-p 1.5: expected a number above 0"),
         (["--only", "aime", "--temperature", "0", "--samples", "4"], "--samples 4: aime: greedy"),
         (["--system-prompt", "S"], "--system-prompt: needs --chat-template"),
+        (["--chat-template-kwargs", '{"a": 1}'], "--chat-template-kwargs: needs --chat-template"),
+        (
+            ["--chat-template", "--chat-template-kwargs", '{"tokenize": true}'],
+            "--chat-template-kwargs: tokenize is set by the command",
+        ),
+        (
+            ["--suite", "qa", "--prompt", "raw", "--chat-template-kwargs", '{"a": 1}'],
+            "--chat-template-kwargs: needs --chat-template",
+        ),
         (["--list", "--temperature", "1"], "--temperature: has no effect on --list"),
         (["--compare", "a", "b", "--max-tokens", "1"], "--max-tokens: says nothing about two"),
         (["--suite", "qa", "--chat-template"], "--chat-template: only for raw prompts"),

@@ -48,14 +48,14 @@ def upstreams_tokenizer(folder: Path) -> Any:
 
 def read(
     rows: Sequence[dict[str, Any]], tokenizer: Any, *, apply_template: bool, max_len: int = 4096,
-    input_key: str = "input", label_key: str = "answer",
+    input_key: str = "input", label_key: str = "answer", kwargs: dict[str, Any] | None = None,
 ) -> PromptDataset:  # fmt: skip
     """The prompts as the trainer has them."""
     data = SimpleNamespace(
         input_key=input_key, label_key=label_key, apply_chat_template=apply_template,
         image_key="images", prompt_dataset="org/set", max_len=max_len,
     )  # fmt: skip
-    sg = SimpleNamespace(contradicting_labels="refuse")
+    sg = SimpleNamespace(contradicting_labels="refuse", chat_template_kwargs=kwargs or {})
     args = SimpleNamespace(data=data, rollout=SimpleNamespace(max_new_tokens=256), sg=sg)
     strategy = SimpleNamespace(args=args, is_rank_0=lambda: False)
     placed = PromptRows((f"org/set: row {number}", row) for number, row in enumerate(rows, 1))
@@ -288,3 +288,17 @@ def test_nested_fields_and_labels_that_are_numbers_reach_upstream(folders: dict[
     whole = read([row], tokenizer, apply_template=True, input_key="prompt",
                  label_key="reward_model")  # fmt: skip
     assert whole.labels == [{"ground_truth": 42, "style": "rule"}]
+
+
+def test_arguments_of_the_chat_template_reach_the_prompts(folders: dict[str, Path]) -> None:
+    tokenizer = upstreams_tokenizer(folders["qwen2.5-base"])
+    tokenizer.chat_template = (
+        "{{ messages[0].content }}{% if enable_thinking is false %}<think>\n\n</think>{% endif %}"
+    )
+    row = {"input": "Hi", "answer": "x"}
+    found = read([row], tokenizer, apply_template=True, kwargs={"enable_thinking": False})
+    found.check()
+    assert found.prompts == ["Hi<think>\n\n</think>"] and found.tokenizer is tokenizer
+    found = read([row], tokenizer, apply_template=True, kwargs={"enable_thinkng": False})
+    with pytest.raises(UnusablePrompts, match=r"data.chat_template_kwargs: enable_thinkng: "):
+        found.check()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -62,11 +64,51 @@ def test_chatml_gives_the_same_bytes():
         assert build_chat_prompt(puzzle.quiz, ChatML()) == build_prompt(puzzle.quiz)
 
 
-@pytest.mark.parametrize("ending", ["<bot>", "<bot><think>", "<bot><think>\n"])
-def test_a_template_that_opens_the_tag_gets_no_second_one(ending):
+@pytest.mark.parametrize(
+    "ending",
+    ["<bot>", "<bot><think>", "<bot><think>\n", "<bot><think>\n\n</think>\n\n"],
+)
+def test_a_template_that_writes_the_tag_gets_no_second_one(ending):
     tokenizer = ChatML()
     tokenizer.ending = ending
     assert build_chat_prompt("Q", tokenizer).endswith("<|im_end|>\n<bot><think>")
+
+
+THINKING = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "<|im_start|>assistant\n{% if enable_thinking is false %}<think>\n\n</think>\n\n"
+    "{% elif tone is defined %}{{ tone }}{% endif %}"
+)
+
+
+def test_arguments_of_a_template_reach_the_prompts_of_the_data(tmp_path, capsys):
+    tiny = ROOT / "sg_rlhf" / "tiny" / "kk_tiny"
+    model = shutil.copytree(tiny, tmp_path / "model")
+    (model / "chat_template.jinja").write_text(THINKING)
+    given = ["kk", "--chat-template", str(model), "--chat-template-kwargs"]
+    few = ["--generate", "people=2", "per_size=1", "test_per_size=0"]
+
+    def made(name, kwargs, *more):
+        return main([*given, kwargs, "--out", str(tmp_path / name), *few, *more])
+
+    assert made("tone", '{"tone": "Hm. "}') == 0
+    row = json.loads((tmp_path / "tone" / "train.jsonl").read_text())
+    assert row["input"].endswith("assistant\nHm. <think>")
+    assert made("off", '{"enable_thinking": false}') == 0
+    row = json.loads((tmp_path / "off" / "train.jsonl").read_text())
+    assert row["input"].endswith("assistant\n<think>")
+    prompt = json.loads((tmp_path / "off" / "manifest.json").read_text())["prompt"]
+    assert prompt["chat_template_kwargs"] == {"enable_thinking": False}
+    capsys.readouterr()
+    assert made("wrong", '{"enable_thinkng": false}') == 2
+    said = capsys.readouterr().err
+    assert "--chat-template-kwargs: enable_thinkng: the model's chat template does not" in said
+    with pytest.raises(SystemExit):
+        made("wrong", "enable_thinking=false")
+    assert "expected an object of JSON" in capsys.readouterr().err
+    alone = ["kk", "--chat-template-kwargs", '{"tone": "x"}', "--out", str(tmp_path / "wrong")]
+    assert main([*alone, *few]) == 2 and not (tmp_path / "wrong").exists()
+    assert "needs --chat-template" in capsys.readouterr().err
 
 
 def test_without_a_system_role_the_user_says_it_all():
