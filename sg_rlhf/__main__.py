@@ -74,6 +74,11 @@ COMMANDS = {
         "sg_rlhf.publish.push",
         extra="models",
     ),
+    "merge": Command(
+        "merge LoRA adapters with their base model into a Hugging Face folder",
+        "sg_rlhf.data_io.merge_adapters",
+        extra="models",
+    ),
     "weights": Command(
         "show a recipe's token weighting: curve, range, dead zone",
         "sg_rlhf.weights",

@@ -78,7 +78,7 @@ def code_of(folder: Path) -> tuple[str, str] | None:
         ModelError: one of its files is not JSON.
     """
     for name in _NAMING_CODE:
-        auto_map = _json_object(folder / name).get("auto_map")
+        auto_map = json_object(folder / name).get("auto_map")
         if auto_map:
             first = next(iter(auto_map.values())) if isinstance(auto_map, dict) else auto_map
             return name, str(first[0] if isinstance(first, list) and first else first)[:80]
@@ -91,10 +91,7 @@ def merge_command(folder: Path) -> str | None:
     whole = ("model*.safetensors", "pytorch_model*.bin")
     if not adapters.is_file() or any(any(folder.glob(pattern)) for pattern in whole):
         return None
-    base = _json_object(adapters).get("base_model_name_or_path") or "BASE_MODEL"
-    parts = ["--model_path", str(base), "--lora_path", str(folder)]
-    parts += ["--output_path", str(merged_folder(folder))]
-    return shlex.join(["python", "-m", "openrlhf.cli.lora_combiner", *parts])
+    return shlex.join(["sg-rlhf", "merge", str(folder)])
 
 
 def merged_folder(folder: Path) -> Path:
@@ -106,11 +103,16 @@ def merged_folder(folder: Path) -> Path:
 def _check_config(folder: Path) -> None:
     if not (folder / "config.json").is_file():
         raise ModelError("no Hugging Face model folder there")
-    if not _json_object(folder / "config.json").get("model_type"):
+    if not json_object(folder / "config.json").get("model_type"):
         raise ModelError("config.json has no model_type, expected a Hugging Face model's")
 
 
-def _json_object(path: Path) -> dict[str, Any]:
+def json_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty if there is no file.
+
+    Raises:
+        ModelError: it is something else.
+    """
     try:
         value = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -125,7 +127,7 @@ def _json_object(path: Path) -> dict[str, Any]:
 def _check_weights(folder: Path) -> None:
     shards: Sequence[Path] = []
     for name in _INDEXES:
-        listed = _json_object(folder / name).get("weight_map")
+        listed = json_object(folder / name).get("weight_map")
         if isinstance(listed, dict):
             shards = [folder / str(shard) for shard in sorted({*map(str, listed.values())})]
             break
@@ -140,10 +142,10 @@ def _check_weights(folder: Path) -> None:
         raise ModelError("no .safetensors or .bin weights there")
     for path in files:
         if path.suffix == ".safetensors":
-            _check_whole(path)
+            check_whole(path)
 
 
-def _check_whole(path: Path) -> None:
+def check_whole(path: Path) -> None:
     """Refuse a truncated safetensors file: its header says where the last tensor ends."""
     torn = ModelError(f"{path.name} is truncated or no safetensors file; download it again")
     try:

@@ -67,6 +67,29 @@ def find_model(name: str, revision: str | None) -> Model:
     return Model(name, name, commit, digest)
 
 
+def with_merged_adapters(name: str, dtype: str | None) -> str:
+    """The folder that the engine loads: for LoRA adapters that of `merge_adapters.merged_copy`.
+
+    Args:
+        dtype: in which the model is evaluated; None for its own.
+
+    Raises:
+        EvalError: the adapters cannot be merged.
+    """
+    try:
+        folder = Path(module_paths.resolve(name))
+    except ModuleNotFoundError:
+        return name  # refused by `find_model`
+    try:
+        if model_folder.merge_command(folder) is None:
+            return name
+        from sg_rlhf.data_io.merge_adapters import merged_copy
+
+        return str(merged_copy(folder, dtype))
+    except model_folder.ModelError as error:
+        raise EvalError(f"--model {name}: {error}") from None
+
+
 def served_model(name: str) -> Model:
     """A model that only a server knows: no weights to hash, so its name stands for them."""
     return Model(name, name, None, hashlib.sha256(f"served {name}".encode()).hexdigest())

@@ -41,6 +41,7 @@ from sg_rlhf.eval.model import (
     find_model,
     load_tokenizer,
     served_model,
+    with_merged_adapters,
 )
 from sg_rlhf.eval.rescore import rescore
 from sg_rlhf.eval.scores import results, tables
@@ -218,7 +219,9 @@ def open_model(args: argparse.Namespace) -> ModelHandle:
     """
     if args.engine != "openai":
         cpu = cpu_only()
-        model = find_model(args.model, args.revision)
+        dtype = args.dtype if args.dtype != "auto" else "float32" if cpu else None
+        loaded = with_merged_adapters(args.model, dtype)
+        model = replace(find_model(loaded, args.revision), name=args.model)
         set_environment(args.engine, cpu, args.replicas)
         tokenizer = load_tokenizer(model)
         if args.chat_template_kwargs:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.data_io.model_folder import merged_folder
 from sg_rlhf.run_dir.final_model import final_checkpoint, final_checkpoint_complete
 from sg_rlhf.tasks import registry
 
@@ -55,16 +54,12 @@ def domains_of(settings: Mapping[str, Any]) -> list[str]:
 
 
 def newest_checkpoint(domain: str, runs: Path = RUNS) -> Path | None:
-    """The final checkpoint saved last among the finished runs of a domain.
-
-    For LoRA adapters that were merged, the merged folder.
-    """
+    """The final checkpoint saved last among the finished runs of a domain."""
     found = []
     for config in (path for depth in _DEPTHS for path in runs.glob(f"{depth}/{CONFIG}")):
         run_dir = config.parent
         if final_checkpoint_complete(run_dir) and domain in domains_of(settings_of(run_dir)):
             final = final_checkpoint(run_dir)
             saved = (final / "config.json").stat().st_mtime
-            merged = merged_folder(final)
-            found.append((saved, merged if (merged / "config.json").is_file() else final))
+            found.append((saved, final))
     return max(found)[1] if found else None

@@ -155,9 +155,6 @@ def test_only_finished_runs_of_the_domain_count(folder: Path) -> None:
     first = finished(runs / "first", "kk", second=1)
     assert training_runs.newest_checkpoint("kk", runs) == first
     assert training_runs.newest_checkpoint("search", runs) is None
-    # As the command that `eval` names for LoRA adapters leaves it.
-    merged = shutil.copytree(first, first.with_name("final-merged"))
-    assert training_runs.newest_checkpoint("kk", runs) == merged
 
 
 def test_resuming_without_a_folder_is_refused(capsys) -> None:

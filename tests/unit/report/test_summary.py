@@ -172,4 +172,4 @@ def test_what_the_final_folder_holds_is_said(tmp_path: Path, adapters: bool, cap
     said = capsys.readouterr().out
     assert ("vLLM loads it" in said) == (not adapters)
     assert ("LoRA adapters alone" in said) == adapters
-    assert ("--model_path Qwen/Qwen2.5-3B --lora_path" in said) == adapters
+    assert (f"sg-rlhf merge {final}" in said) == adapters
