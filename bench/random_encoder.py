@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from sg_rlhf.retrieval.encoder import PREFIX
+from sg_rlhf.retrieval.encoder import PROMPTS
 
 
 def save_random_encoder(
@@ -41,7 +41,7 @@ def save_random_encoder(
     tokenizer.decoder = decoders.WordPiece()
     trainer = WordPieceTrainer(vocab_size=vocabulary, special_tokens=special, show_progress=False)
     # The prefixes become words of the vocabulary: unknown ones would all be the same.
-    prefixes = [text for text in PREFIX.values() for _ in range(1000)]
+    prefixes = [text for text in PROMPTS["e5"].values() for _ in range(1000)]
     tokenizer.train_from_iterator(chain(texts, prefixes), trainer)
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]

@@ -1,14 +1,17 @@
 """Texts to unit vectors with a transformer encoder.
 
-Pooling and prompts are those of the model's sentence-transformers files, if it has them. Otherwise
-they are E5's (arXiv 2212.03533): `query: ` or `passage: ` before the text, and the mean of the last
-hidden states over the attention mask. Vectors are L2-normalised, so an inner product is a cosine.
+Pooling and prompts are those of the model's sentence-transformers files. A model without these
+files is treated as E5 (arXiv 2212.03533): `query: ` or `passage: ` before the text, and the mean of
+the last hidden states over the attention mask. The name of a folder decides nothing.
+Vectors are L2-normalised, so an inner product is a cosine.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
+import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +23,13 @@ import torch
 from sg_rlhf.data_io import model_folder
 from sg_rlhf.retrieval import onednn
 
-PREFIX = {"query": "query: ", "passage": "passage: "}
+#: `--prompts`, for a model whose files name none.
+PROMPTS = {
+    "e5": {"query": "query: ", "passage": "passage: "},
+    "none": {"query": "", "passage": ""},
+}
+#: An id of the hub: E5's own files do not name the prompts that its card asks for.
+_E5_ID = re.compile(r"[^/]+/(?:.*[^a-z])?e5(?:[^a-z0-9].*)?", re.IGNORECASE).fullmatch
 Kind = Literal["query", "passage"]
 
 #: Texts are padded to a multiple of this many tokens and never to a neighbour's length: then a
@@ -45,6 +54,7 @@ class Encoder:
         max_length: tokens a text, prefix and special tokens included; the rest is cut off.
         device: a torch device; by default a GPU where there is one.
         dtype: a key of `DTYPES`, or `auto`.
+        prompts: of both kinds of text, or a key of `PROMPTS` for a model whose files name none.
 
     Raises:
         ValueError: if there is no such model or device, naming it.
@@ -57,6 +67,7 @@ class Encoder:
         max_length: int = 256,
         device: str | None = None,
         dtype: str = "auto",
+        prompts: Mapping[str, str] | str | None = None,
     ) -> None:
         # Takes seconds to import, and BM25 does not need it.
         from transformers import AutoModel, AutoTokenizer
@@ -72,7 +83,7 @@ class Encoder:
         try:
             if Path(name).is_dir():
                 model_folder.check(Path(name))
-            self._prompts, self._pooling = _conventions(name, revision)
+            self.prompts, self._pooling = _conventions(name, revision, prompts)
             self._tokenizer = AutoTokenizer.from_pretrained(
                 name, revision=revision, trust_remote_code=False, padding_side="right"
             )
@@ -100,7 +111,7 @@ class Encoder:
         if not texts:
             return np.empty((0, self.dimension), np.float32)
         tokens: Mapping[str, list[list[int]]] = self._tokenizer(
-            [self._prompts[kind] + text for text in texts],
+            [self.prompts[kind] + text for text in texts],
             truncation=True,
             max_length=self.max_length,
         )
@@ -142,7 +153,9 @@ class Encoder:
         return torch.nn.functional.normalize(pooled_BD, dim=-1)
 
 
-def _conventions(name: str, revision: str | None) -> tuple[dict[str, str], str]:
+def _conventions(
+    name: str, revision: str | None, given: Mapping[str, str] | str | None
+) -> tuple[Mapping[str, str], str]:
     """The prompt of each kind of text, and the pooling.
 
     Raises:
@@ -150,7 +163,7 @@ def _conventions(name: str, revision: str | None) -> tuple[dict[str, str], str]:
     """
     modules = _card(name, revision, "modules.json")
     if modules is None:
-        return PREFIX, "mean"
+        return (given if isinstance(given, Mapping) else PROMPTS[given or "e5"]), "mean"
     kinds = [module["type"].rpartition(".")[2] for module in modules]
     pooling = _card(name, revision, "1_Pooling/config.json") or {}
     # Until version 5 of sentence-transformers one flag per pooling, then a name.
@@ -162,12 +175,22 @@ def _conventions(name: str, revision: str | None) -> tuple[dict[str, str], str]:
             f"its sentence-transformers modules {', '.join(kinds)} with pooling {modes} are not "
             "supported"
         )
+    if isinstance(given, Mapping):
+        return given, modes[0]
     prompts = (_card(name, revision, "config_sentence_transformers.json") or {}).get("prompts")
-    if not prompts:
-        # E5's own files do not name the prompts that its card asks for.
-        return (PREFIX if "e5" in name.lower() else {"query": "", "passage": ""}), modes[0]
-    passage = prompts.get("document", prompts.get("passage", ""))
-    return {"query": prompts.get("query", ""), "passage": passage}, modes[0]
+    if prompts:
+        passage = prompts.get("document", prompts.get("passage", ""))
+        return {"query": prompts.get("query", ""), "passage": passage}, modes[0]
+    if given is None and not Path(name).is_dir() and _E5_ID(name):
+        given = "e5"
+    if given is None:
+        print(
+            f"notice: the files of encoder {name} name no prompts: none are used "
+            "(--prompts e5 puts E5's before the texts)",
+            file=sys.stderr,
+            flush=True,
+        )
+    return PROMPTS[given or "none"], modes[0]
 
 
 def _card(name: str, revision: str | None, file: str) -> Any:

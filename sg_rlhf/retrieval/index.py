@@ -72,6 +72,7 @@ class Build:
     revision: str | None = None
     max_length: int = 256
     encoder_dtype: str = "auto"
+    prompts: str | None = None
     batch_size: int | None = None
     shard_rows: int = 16_384
     device: str | None = None
@@ -260,7 +261,11 @@ def _encoder_entry(job: Build, model: Encoder | None) -> dict[str, Any]:
         from sg_rlhf.retrieval import bm25
 
         return bm25.IDENTITY
-    entry: dict[str, Any] = {**model.identity, "max_length": job.max_length}
+    entry: dict[str, Any] = {
+        **model.identity,
+        "max_length": job.max_length,
+        "prompts": dict(model.prompts),
+    }
     if "fingerprint" in entry:  # a folder, whose path may be of use
         entry["path"] = os.path.relpath(Path(job.encoder).resolve(), job.out.resolve())
     return entry
@@ -271,8 +276,9 @@ def _encoder(job: Build) -> Callable[[str], Encoder]:
     from sg_rlhf.retrieval.encoder import Encoder
 
     return functools.partial(
-        Encoder, job.encoder, job.revision, job.max_length, dtype=job.encoder_dtype
-    )
+        Encoder, job.encoder, job.revision, job.max_length, dtype=job.encoder_dtype,
+        prompts=job.prompts,
+    )  # fmt: skip
 
 
 def _is_built(job: Build, request: dict[str, Any]) -> bool:
@@ -287,7 +293,9 @@ def _is_built(job: Build, request: dict[str, Any]) -> bool:
             f"--out {out}: not empty, and {error} (--force replaces a damaged index, and nothing "
             "else)"
         ) from None
-    if _identity(built) == _identity(request):
+    prompts = manifest.prompts_of(built["encoder"])
+    same = not isinstance(prompts, dict) or prompts == request["encoder"].get("prompts")
+    if same and _identity(built) == _identity(request):
         if job.search and built.get("search") != job.search:
             manifest.write(out, {**built, "search": dict(job.search)})
             shown = " ".join(f"{name}={value}" for name, value in job.search.items())
@@ -301,7 +309,9 @@ def _is_built(job: Build, request: dict[str, Any]) -> bool:
 
 def _identity(request: dict[str, Any]) -> list[Any]:
     """The identity of a build, without the encoder's location and dtype."""
-    encoder = {k: v for k, v in request["encoder"].items() if k not in ("path", "dtype")}
+    # Older manifests have no prompts.
+    left_out = ("path", "dtype", "prompts")
+    encoder = {k: v for k, v in request["encoder"].items() if k not in left_out}
     return [request["kind"].lower(), request["corpus"]["sha256"], encoder]
 
 
@@ -366,6 +376,10 @@ def _parser() -> argparse.ArgumentParser:
         "(default: 16384)")  # fmt: skip
     add("--encoder-dtype", choices=("auto", "fp16", "bf16", "fp32"), default="auto",
         help="number type of the encoder (default: fp16 on a GPU, fp32 on a CPU)")  # fmt: skip
+    add("--prompts", choices=("e5", "none"),
+        help="prompts of an encoder whose files name none: e5 is `query: ` and `passage: ` "
+        "(default: e5 for E5's ids on the hub and for models without sentence-transformers "
+        "files)")  # fmt: skip
     add("--device", "--devices", type=printable_name, metavar="DEVICE[,DEVICE]",
         help="cpu, or GPUs such as cuda:0,cuda:1 (default: every GPU, else the CPU)")  # fmt: skip
     add("--workers", type=threads, metavar="N",

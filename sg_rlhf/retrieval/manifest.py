@@ -56,6 +56,7 @@ class _Encoder(_Part):
     revision: str | None = None
     fingerprint: str | None = None
     max_length: int = 0
+    prompts: dict[str, str] | None = None
 
 
 class _Manifest(_Part):
@@ -195,6 +196,17 @@ def check_corpus(
             f"from (SHA-256 {entry['sha256'][:40]}); build the index again, or pass --corpus"
         )
     return path
+
+
+def prompts_of(encoder: dict[str, Any]) -> dict[str, str] | str | None:
+    """The prompts that an index was built with; for `Encoder`.
+
+    Older versions did not write them. For a folder whose files name none they used E5's if "e5" was
+    in its name or path.
+    """
+    if "prompts" in encoder or "fingerprint" not in encoder:
+        return encoder.get("prompts")
+    return "e5" if "e5" in f"{encoder['model']} {encoder.get('path')}".lower() else None
 
 
 def check_encoder(folder: Path, expected: dict[str, Any], found: dict[str, str]) -> None:

@@ -26,11 +26,13 @@ class DenseOptions:
         search: `efSearch` or `nprobe`, instead of the index's own.
         encoder_dtype: a key of `encoder.DTYPES`, or `auto`.
         device: of a flat search: cpu, cuda, or cuda:N.
+        prompts: of an encoder whose files name none, for a faiss file without a manifest.
     """
 
     search: Mapping[str, int] = field(default_factory=dict)
     encoder_dtype: str = "auto"
     device: str = "cpu"
+    prompts: str | None = None
 
     @property
     def flags(self) -> str:
@@ -39,6 +41,7 @@ class DenseOptions:
             "--search": " ".join(f"{name}={value}" for name, value in self.search.items()),
             "--encoder-dtype": "" if self.encoder_dtype == "auto" else self.encoder_dtype,
             "--search-device": "" if self.device == "cpu" else self.device,
+            "--prompts": self.prompts or "",
         }
         return ", ".join(f"{flag} {value}" for flag, value in flags.items() if value)
 
@@ -166,8 +169,13 @@ def _open_encoder(
         raise ValueError(
             f"--index {folder}: its encoder {where} is not there (--encoder says where it is)"
         )
+    if options.prompts:
+        raise ValueError(
+            f"--prompts {options.prompts}: index {folder} has the prompts of its build"
+        )
     revision, max_length = expected.get("revision"), expected["max_length"]
-    model = Encoder(where, revision, max_length, device, options.encoder_dtype)
+    prompts = manifest.prompts_of(expected)
+    model = Encoder(where, revision, max_length, device, options.encoder_dtype, prompts)
     manifest.check_encoder(folder, expected, model.identity)
     return model
 
@@ -207,7 +215,7 @@ def open_faiss(
     for flag, path in (("--faiss-index", index), ("--corpus", corpus)):
         if not path.is_file():
             raise ValueError(f"{flag} {path}: no such file")
-    model = Encoder(encoder, None, max_length, device, options.encoder_dtype)
+    model = Encoder(encoder, None, max_length, device, options.encoder_dtype, options.prompts)
     backend = _open_vectors(index, model, options)
     passages = Corpus(corpus, scan(corpus, check=False).offsets)
     if len(backend) != len(passages):

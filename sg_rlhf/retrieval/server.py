@@ -148,7 +148,7 @@ def loader(args: argparse.Namespace) -> Callable[[], Retriever]:
     """
     if (args.index is None) == (args.faiss_index is None):
         raise ValueError("expected --index DIR, or --faiss-index FILE with --corpus and --encoder")
-    options = DenseOptions(dict(args.search), args.encoder_dtype, args.search_device)
+    options = DenseOptions(dict(args.search), args.encoder_dtype, args.search_device, args.prompts)
     if args.index is not None:
         return partial(
             open_index, args.index.resolve(), args.corpus, args.encoder, args.device,
@@ -192,6 +192,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="device of the encoder: cpu or cuda:N (default: a GPU if there is one)")  # fmt: skip
     what("--encoder-dtype", choices=("auto", "fp16", "bf16", "fp32"), default="auto",
         help="number type of the encoder (default: fp16 on a GPU, fp32 on a CPU)")  # fmt: skip
+    what("--prompts", choices=("e5", "none"),
+        help="with --faiss-index: prompts of an encoder whose files name none (default: e5 for "
+        "E5's ids on the hub and for models without sentence-transformers files)")  # fmt: skip
     what("--search", type=setting, nargs="+", default=[], metavar="NAME=N",
         help="efSearch (HNSW) or nprobe (IVF) of the search (default: the index's)")  # fmt: skip
     what("--search-device", type=printable_name, default="cpu", metavar="DEVICE",

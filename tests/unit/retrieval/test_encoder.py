@@ -6,6 +6,7 @@ import json
 import platform
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModel, AutoTokenizer
 
-from sg_rlhf.retrieval import onednn
-from sg_rlhf.retrieval.encoder import Encoder
+from sg_rlhf.retrieval import manifest, onednn
+from sg_rlhf.retrieval.encoder import _E5_ID, Encoder
+from sg_rlhf.retrieval.index import build
+from sg_rlhf.retrieval.search import DenseOptions, open_index
 
 
 @pytest.fixture(scope="module")
@@ -82,13 +85,56 @@ def test_prompts_and_pooling_of_a_models_card(
             assert vector == pytest.approx(expected.numpy(), abs=1e-6)
 
 
-@pytest.mark.parametrize(("name", "prefix"), [("my_e5", "query: "), ("bge", "")])
-def test_a_card_without_prompts(encoder: Path, tmp_path: Path, name: str, prefix: str) -> None:
-    """E5's own files have none, and its card asks for them."""
-    model = with_card(encoder, tmp_path / name, {"pooling_mode_mean_tokens": True}, {})
+@pytest.mark.parametrize("name", ["e5-base-v2", "node5/bge"])
+@pytest.mark.parametrize(("prompts", "prefix"), [(None, ""), ("none", ""), ("e5", "query: ")])
+def test_a_card_without_prompts_and_a_folder_of_any_name(
+    encoder: Path, tmp_path: Path, name: str, prompts: str | None, prefix: str, capsys
+) -> None:
+    folder = tmp_path / name
+    with_card(encoder, folder, {"pooling_mode_mean_tokens": True}, {})
+    assert "--prompts e5" in capsys.readouterr().err
+    model = Encoder(str(folder), max_length=64, device="cpu", prompts=prompts)
+    assert ("--prompts e5" in capsys.readouterr().err) == (prompts is None)
     assert model.encode(["film"], "query")[0] == pytest.approx(
         by_hand(encoder, prefix + "film"), abs=1e-6
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "e5"),
+    [
+        ("intfloat/e5-base-v2", True), ("intfloat/multilingual-e5-large", True),
+        ("intfloat/e5", True), ("node5/bge", False), ("a/node5-base", False), ("me/e50", False),
+    ],
+)  # fmt: skip
+def test_the_ids_of_e5(name: str, e5: bool) -> None:
+    """E5's own files have no prompts, and its card asks for them."""
+    assert bool(_E5_ID(name)) == e5
+
+
+def test_an_index_has_the_prompts_of_its_build(encoder: Path, tmp_path: Path) -> None:
+    """Also where the encoder is renamed, and where an older version did not record them."""
+    first, second = tmp_path / "e5", tmp_path / "renamed"
+    with_card(encoder, first, {"pooling_mode_mean_tokens": True}, {})
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text('{"id": "0", "contents": "a river"}\n')
+    build(corpus, str(first), tmp_path / "index", prompts="e5", device="cpu", max_length=64)
+    first.rename(second)
+
+    def prompt() -> str:
+        opened: Any = open_index(tmp_path / "index", encoder=str(second), device="cpu")
+        return opened._backend._encoder.prompts["query"]
+
+    assert prompt() == "query: "
+    with pytest.raises(ValueError, match="--prompts none: index .* has the prompts of its build"):
+        open_index(tmp_path / "index", None, str(second), options=DenseOptions(prompts="none"))
+    facts = manifest.read(tmp_path / "index")
+    del facts["encoder"]["prompts"]
+    manifest.write(tmp_path / "index", facts)
+    assert prompt() == "query: "  # the recorded name was e5
+    facts["encoder"] |= {"model": "bge", "path": "../bge"}
+    manifest.write(tmp_path / "index", facts)
+    assert prompt() == ""
 
 
 def test_modules_that_are_not_supported(encoder: Path, tmp_path: Path) -> None:
