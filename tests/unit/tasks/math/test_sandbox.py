@@ -32,6 +32,13 @@ ATTEMPTS = {
     "a signal": "os.kill(os.getppid(), 0)",
     "limits": "resource.setrlimit(resource.RLIMIT_AS, (-1, -1))",
     "memory": "bytearray(3 * 2**30)",
+    "a mode, by the newest call": "call(452, -100, path.encode(), 0o777, 0)",
+    "an attribute": "call(188, path.encode(), b'user.x', b'1', 1, 0)",
+    "a time": "call(280, -100, path.encode(), None, 0)",
+    "shared memory": "call(29, 0, 4096, 0o600)",
+    "semaphores": "call(64, 0, 1, 0o600)",
+    "a message queue": "call(240, f'sg_{os.getpid()}'.encode(), 0o102, 0o600, None)",
+    "a queue of messages": "call(68, 0, 0o600)",
 }
 ALLOWED = {
     "reading": "open(__import__('sys').executable, 'rb').read(4)",
@@ -43,9 +50,13 @@ ALLOWED = {
 
 def run(code: str, path: str) -> subprocess.CompletedProcess[str]:
     text = textwrap.dedent(f"""
-        import os, resource, socket, subprocess, threading
+        import ctypes, os, resource, socket, subprocess, threading
         from sg_rlhf.tasks.math.answers import sandbox
         path, ends = {path!r}, os.pipe()
+        syscall = ctypes.CDLL(None, use_errno=True).syscall
+        def call(*words):
+            if syscall(*words) < 0:
+                raise OSError(ctypes.get_errno(), "refused")
         sandbox.enter_sandbox()
         assert "Seccomp:\\t2" in open("/proc/self/status").read()
         try:
