@@ -152,8 +152,8 @@ def evaluate(
                 prepared = replace(prepared, environment=environment)
             if prepared.environment is not None and args.engine == "openai":
                 raise EvalError(
-                    "--engine openai: dialogues need the tokens that were sampled, which a "
-                    "server does not give; expected vllm"
+                    "--engine openai: dialogues need the tokens that were sampled, which this "
+                    "engine does not ask a server for; expected vllm"
                 )
             if args.chat_template:
                 prepared = as_chats(args, prepared, target().tokenizer)

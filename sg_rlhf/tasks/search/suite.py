@@ -84,8 +84,8 @@ class SearchSuite(Suite):
     def check(self, args: argparse.Namespace) -> None:
         if args.engine == "openai":
             raise EvalError(
-                "--engine openai: dialogues need the tokens that were sampled, which a completions "
-                "server does not give; expected vllm"
+                "--engine openai: dialogues need the tokens that were sampled, which this engine "
+                "does not ask a server for; expected vllm"
             )
         if args.chat_template:
             raise EvalError("--chat-template: only for raw prompts; --suite qa has --prompt chat")
