@@ -4,6 +4,8 @@ TRL has no hook for its loss. Its own ``_compute_loss`` runs here with every adv
 left are the KL, entropy and router terms, as TRL scales them, and the policy loss of
 :mod:`sg_rlhf.algo.policy_loss` is added. With the weighting ``uniform`` the loss is TRL's.
 
+TRL's advantages are used, but equal rewards give exactly 0, where TRL gives rounding errors.
+
 ================================  =============================================================
 TRL (``GRPOConfig``)              here
 ================================  =============================================================
@@ -26,6 +28,7 @@ import torch
 from torch import Tensor
 from trl import GRPOTrainer
 
+from sg_rlhf.algo.advantages import equal_rewards
 from sg_rlhf.algo.aggregation import aggregate
 from sg_rlhf.algo.analysis.token_statistics import TokenStatistics
 from sg_rlhf.algo.kl import kl_estimate
@@ -61,6 +64,7 @@ class GRPOSGTrainer(GRPOTrainer):
         super().__init__(*args, **kwargs)
         self.weighting = make_weighting(weighting)
         self.objective, self.dual_clip, self.weighted_kl = objective, dual_clip, weighted_kl
+        self._rewards: Tensor | None = None
         self._scored: tuple[Tensor, Tensor | None] | None = None
         for name, value, expected in (
             ("loss_type", self.loss_type, ("dapo", "grpo", "bnpo", "dr_grpo")),
@@ -76,6 +80,35 @@ class GRPOSGTrainer(GRPOTrainer):
         result = super()._get_per_token_logps_and_entropies(*args, **kwargs)
         self._scored = result[:2]
         return result
+
+    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
+        rewards: Tensor = super()._calculate_rewards(*args, **kwargs)
+        self._rewards = rewards
+        return rewards
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        outputs = super()._generate_and_score_completions(inputs)
+        advantages = outputs["advantages"]
+        start = self.accelerator.process_index * len(advantages)
+        equal = self._equal_rewards()[start : start + len(advantages)]
+        outputs["advantages"] = advantages.masked_fill(equal, 0.0)
+        return outputs
+
+    def _equal_rewards(self) -> Tensor:
+        """bool [all completions]: those of groups whose advantages TRL makes of rounding errors."""
+        rewards, self._rewards = self._rewards, None
+        assert rewards is not None
+        mode = "train" if self.model.training else "eval"
+        group = self.num_generations if mode == "train" else self.num_generations_eval
+        if self.multi_objective_aggregation == "normalize_then_sum":
+            # Normalised once more over the batch: only a batch without any signal has none.
+            of_groups = equal_rewards(
+                rewards.T.reshape(-1, group), ~rewards.T.reshape(-1, group).isnan()
+            )
+            return of_groups.all().expand(len(rewards))
+        totals = (rewards * self.reward_weights.to(rewards.device)).nansum(1).view(-1, group)
+        counts = ~rewards.isnan().all(1).view(-1, group)
+        return equal_rewards(totals, counts).expand_as(totals).flatten()
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         advantages = inputs["advantages"]

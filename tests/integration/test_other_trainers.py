@@ -62,3 +62,9 @@ def test_trl_trains_the_tiny_model() -> None:
         assert 1.0 <= line["sg/weight_mean"] <= 1.2
         assert 0 < line["grad_norm"] < 10
     assert lines[0]["kl"] == 0 and lines[-1]["kl"] > 0
+
+
+def test_equal_rewards_train_nothing_in_trl() -> None:
+    """The mean of eight rewards of 0.9 is not 0.9 in float32."""
+    lines = run(f"{HERE}/train_with_trl.py", "2", "0.9")
+    assert [line["grad_norm"] for line in lines] == [0.0]

@@ -1,9 +1,10 @@
 """GRPO-SG in TRL: the tiny Knights & Knaves model on a CPU.
 
     make .cache/integrations/made
-    PYTHONPATH=. .cache/integrations/bin/python tests/integration/train_with_trl.py [STEPS]
+    PYTHONPATH=. .cache/integrations/bin/python tests/integration/train_with_trl.py [STEPS [REWARD]]
 
 As configs/kk/grpo_sg_tiny_cpu.yaml: 16 prompts x 8 responses a rollout, two optimizer steps each.
+With a REWARD every response gets that one, and the loss has no KL.
 Prints one line of JSON for each rollout, of its first optimizer step.
 """
 
@@ -35,7 +36,10 @@ def reward(completions: list[str], answer: list[str], **_: Any) -> list[float]:
     return [score(*pair).reward for pair in zip(completions, answer, strict=True)]
 
 
-def main(steps: int) -> None:
+def main(steps: int, constant: float | None = None) -> None:
+    def same(completions: list[str], **_: Any) -> list[float]:
+        return [float(constant or 0.0)] * len(completions)
+
     puzzles = mixed(generate_splits((2, 3), 160, 0, seed=0)[0], "kk order")
     rows = [{"prompt": x["input"], "answer": x["answer"]} for x in to_records(puzzles)]
     with tempfile.TemporaryDirectory() as folder:
@@ -45,17 +49,20 @@ def main(steps: int) -> None:
             per_device_train_batch_size=64, steps_per_generation=2, num_generations=8,
             temperature=0.7, max_completion_length=256,
             learning_rate=2e-4, lr_scheduler_type="constant", weight_decay=0.01,
-            epsilon=0.2, epsilon_high=0.24, beta=0.001,
+            epsilon=0.2, epsilon_high=0.24, beta=0.001 if constant is None else 0.0,
         )  # fmt: skip
         trainer = GRPOSGTrainer(
-            model=str(MODEL), args=args, reward_funcs=reward, train_dataset=Dataset.from_list(rows),
+            model=str(MODEL), args=args, reward_funcs=reward if constant is None else same,
+            train_dataset=Dataset.from_list(rows),
             weighting=make_weighting("grpo_sg", {"upper": 1.2}), dual_clip=10.0,
         )  # fmt: skip
         trainer.train()
     for line in trainer.state.log_history:
         if "reward" in line:
-            print(json.dumps({"step": line["step"]} | {key: line[key] for key in KEPT}))
+            print(
+                json.dumps({"step": line["step"]} | {key: line[key] for key in KEPT if key in line})
+            )
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if sys.argv[1:] else 10)
+    main(int(sys.argv[1]) if sys.argv[1:] else 10, *map(float, sys.argv[2:]))
