@@ -9,12 +9,48 @@ from torch import Tensor
 
 #: Estimators that compare a response with others (OpenRLHF's names).
 COMPARING = ("rloo", "reinforce_baseline", "dr_grpo", "group_norm", "flash_reinforce")
+#: Rewards of a group are equal if they differ by no more than this many roundings of the largest.
+ROUNDINGS = 4
+
+
+def equal_rewards(rewards_BG: Tensor, counts_BG: Tensor | None = None) -> Tensor:
+    """Whether all rewards of each prompt are equal, except for rounding.
+
+    Args:
+        rewards_BG: [B, G].
+        counts_BG: bool [B, G], which rewards count; None: all.
+
+    Returns:
+        bool [B, 1]; true with fewer than two rewards that count, false with a NaN.
+    """
+    counts_BG = torch.ones_like(rewards_BG, dtype=torch.bool) if counts_BG is None else counts_BG
+    highest_B1 = torch.where(counts_BG, rewards_BG, -math.inf).amax(-1, keepdim=True)
+    lowest_B1 = torch.where(counts_BG, rewards_BG, math.inf).amin(-1, keepdim=True)
+    largest_B1 = torch.where(counts_BG, rewards_BG.abs(), 0.0).amax(-1, keepdim=True)
+    # bf16 has so few digits that neighbours are different rewards.
+    eps = min(torch.finfo(rewards_BG.dtype).eps, torch.finfo(torch.float32).eps)
+    return highest_B1 - lowest_B1 <= ROUNDINGS * eps * largest_B1
+
+
+def level_equal(rewards_BG: Tensor, counts_BG: Tensor | None = None) -> Tensor:
+    """The rewards, with 0 for those of a prompt whose rewards are all equal.
+
+    Advantages depend on differences within a prompt. The mean of eight rewards of 0.9 is not 0.9 in
+    float32: the differences are 6e-8, and a division by their standard deviation gives 0.9. The
+    differences of zeros are exactly 0.
+
+    Args:
+        rewards_BG: [B, G].
+        counts_BG: bool [B, G], which rewards count; None: all.
+    """
+    return torch.where(equal_rewards(rewards_BG, counts_BG), 0.0, rewards_BG)
 
 
 def group_advantages(rewards_BG: Tensor, std: str = "sample", eps: float = 1e-9) -> Tensor:
     """Advantages of the responses to each prompt: A = (reward - mean) / (std + eps).
 
-    GRPO, arXiv 2402.03300; Eq. 4 of arXiv 2511.00066. A row of equal rewards gives zeros.
+    GRPO, arXiv 2402.03300; Eq. 4 of arXiv 2511.00066. A row of equal rewards gives exact zeros
+    (:func:`level_equal`).
 
     Args:
         rewards_BG: [B, G], rewards of the G responses to each of B prompts.
@@ -35,6 +71,7 @@ def group_advantages(rewards_BG: Tensor, std: str = "sample", eps: float = 1e-9)
             f"group size {rewards_BG.shape[-1]}: expected 2 or more responses per prompt"
         )
     correction = 1 if std == "sample" else 0
+    rewards_BG = level_equal(rewards_BG)
     centred_BG = rewards_BG - rewards_BG.mean(-1, keepdim=True)
     return centred_BG / (rewards_BG.std(-1, keepdim=True, correction=correction) + eps)
 
@@ -71,8 +108,9 @@ def compared_rewards(
         group_norm:                    (r - m) / (s + eps)
         flash_reinforce:               r - mean of the whole batch
 
-    If all responses count, these are OpenRLHF's. A prompt with a single counted response gives 0,
-    except with ``flash_reinforce``.
+    If all responses count, these are OpenRLHF's. A prompt whose counted responses have equal
+    rewards gives exactly 0, and so does one with a single counted response; with
+    ``flash_reinforce`` only a batch whose rewards are all equal does.
 
     Args:
         rewards_BG: [B, G], rewards of G responses to each prompt; those that do not count may hold
@@ -92,8 +130,12 @@ def compared_rewards(
         raise ValueError(f"estimator={estimator!r}: expected one of {', '.join(COMPARING)}")
     rewards_BG = torch.where(counts_BG, rewards_BG, 0.0)
     if estimator == "flash_reinforce":
+        rewards_BG = level_equal(rewards_BG.reshape(1, -1), counts_BG.reshape(1, -1)).view_as(
+            rewards_BG
+        )
         mean = rewards_BG.sum() / counts_BG.sum().clamp(min=1)
         return torch.where(counts_BG, rewards_BG - mean, 0.0)
+    rewards_BG = level_equal(rewards_BG, counts_BG)
     n_B1 = counts_BG.sum(-1, keepdim=True)
     mean_B1 = rewards_BG.sum(-1, keepdim=True) / n_B1.clamp(min=1)
     centred_BG = torch.where(counts_BG, rewards_BG - mean_B1, 0.0)
@@ -113,8 +155,9 @@ def counted_std(rewards_BG: Tensor, counts_BG: Tensor, std: str = "sample") -> T
         std: ``sample`` or ``population``.
 
     Returns:
-        [B, 1]; 0 for prompts with fewer than two counted rewards.
+        [B, 1]; exactly 0 for equal rewards, and for fewer than two that count.
     """
+    rewards_BG = level_equal(rewards_BG, counts_BG)
     n_B1 = counts_BG.sum(-1, keepdim=True)
     mean_B1 = torch.where(counts_BG, rewards_BG, 0.0).sum(-1, keepdim=True) / n_B1.clamp(min=1)
     squares_B1 = torch.where(counts_BG, rewards_BG - mean_B1, 0.0).square().sum(-1, keepdim=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import Any
 
 import torch
@@ -38,9 +37,13 @@ def rollout_stats(experiences: list[Any], n_samples_per_prompt: int) -> dict[str
 
 
 def frac_reward_zero_std(experiences: list[Any], n_samples_per_prompt: int) -> float:
-    """Share of the prompts whose responses all have the same reward."""
-    groups: defaultdict[int, list[float]] = defaultdict(list)
-    for e in experiences:
-        for index, reward in zip(e.index, e.info["reward"].tolist(), strict=True):
-            groups[index // n_samples_per_prompt].append(reward)
-    return sum(len(set(rewards)) == 1 for rewards in groups.values()) / len(groups)
+    """Share of the prompts whose responses all have the same reward.
+
+    The experience maker gives these a ``group_reward_std`` of exactly 0.
+    """
+    stds = {
+        index // n_samples_per_prompt: std
+        for e in experiences
+        for index, std in zip(e.index, e.info["group_reward_std"].tolist(), strict=True)
+    }
+    return sum(std == 0.0 for std in stds.values()) / len(stds)

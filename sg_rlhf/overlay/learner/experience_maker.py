@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import openrlhf.trainer.ppo_utils.experience_maker as upstream
@@ -16,6 +16,8 @@ from sg_rlhf.algo.advantages import (
     COMPARING,
     compared_rewards,
     counted_std,
+    equal_rewards,
+    level_equal,
     population_std_correction,
 )
 from sg_rlhf.overlay.learner import (
@@ -238,6 +240,8 @@ class SGExperienceMaker(upstream.RemoteExperienceMaker):
     def compute_advantages_and_returns(self, experiences: list[Any]) -> list[Any]:
         """Upstream's advantages; with ``sg.advantage_std=population`` the paper's Eq. 4.
 
+        Equal rewards give exactly 0 (:func:`with_equal_levelled`, :func:`level_equal`).
+
         A response can have no token of the policy, if an agent's context was full. It takes no part
         in the update, nor its reward in the statistics of its group. Upstream counts it there.
 
@@ -256,6 +260,15 @@ class SGExperienceMaker(upstream.RemoteExperienceMaker):
         if self.empty_responses and self.args.algo.advantage.estimator in COMPARING:
             return self._advantages_of_nonempty(experiences, has_tokens)
         experiences = super().compute_advantages_and_returns(experiences)
+        if self.args.rollout.n_samples_per_prompt > 1:
+            group = self.args.rollout.n_samples_per_prompt
+            rewards_PG = _by_prompt(experiences, [e.info["reward"] for e in experiences], group)
+            equal_PG = equal_rewards(rewards_PG).expand_as(rewards_PG)
+            for experience, equal_B in zip(
+                experiences, _by_experience(experiences, equal_PG), strict=True
+            ):
+                std_B = experience.info["group_reward_std"]
+                experience.info["group_reward_std"] = std_B.masked_fill(equal_B, 0.0)
         if self.args.sg.advantage_std == "population":
             factor = population_std_correction(self.args.rollout.n_samples_per_prompt)
             for experience in experiences:
@@ -276,19 +289,17 @@ class SGExperienceMaker(upstream.RemoteExperienceMaker):
         for e in experiences:
             e.rewards = e.rewards.to(torch.promote_types(e.rewards.dtype, torch.float32))
         apply_length_penalties(experiences, args)
-        indices = torch.tensor(list(itertools.chain.from_iterable(e.index for e in experiences)))
-        rewards = torch.cat([e.rewards for e in experiences])
-        counts = torch.cat(has_tokens)
-        order = indices.argsort()
         group = args.rollout.n_samples_per_prompt
-        # P prompts of G responses, in the order of the rollout.
-        rewards_PG, counts_PG = rewards[order].view(-1, group), counts[order].view(-1, group)
+        rewards_PG = _by_prompt(experiences, [e.rewards for e in experiences], group)
+        counts_PG = _by_prompt(experiences, has_tokens, group)
         estimator, std = args.algo.advantage.estimator, args.sg.advantage_std
-        compared = compared_rewards(rewards_PG, counts_PG, estimator, std).flatten()[indices]
-        stds = counted_std(rewards_PG, counts_PG).expand(-1, group).flatten()[indices]
-        sizes = [len(e.index) for e in experiences]
+        compared = compared_rewards(rewards_PG, counts_PG, estimator, std)
+        stds = counted_std(rewards_PG, counts_PG).expand_as(rewards_PG)
         for e, compared_B, stds_B in zip(
-            experiences, compared.split(sizes), stds.split(sizes), strict=True
+            experiences,
+            _by_experience(experiences, compared),
+            _by_experience(experiences, stds),
+            strict=True,
         ):
             if group > 1:
                 e.info["group_reward_std"] = stds_B
@@ -308,3 +319,44 @@ class SGExperienceMaker(upstream.RemoteExperienceMaker):
             for e in experiences:
                 e.advantages = (e.advantages - mean) * scale
         return experiences
+
+
+def _indices(experiences: list[Any]) -> torch.Tensor:
+    return torch.tensor(list(itertools.chain.from_iterable(e.index for e in experiences)))
+
+
+def _by_prompt(experiences: list[Any], values: Sequence[torch.Tensor], group: int) -> torch.Tensor:
+    """Values [B] of each experience, in the order of the rollout: [P, G]."""
+    return torch.cat(list(values))[_indices(experiences).argsort()].view(-1, group)
+
+
+def _by_experience(experiences: list[Any], values_PG: torch.Tensor) -> Sequence[torch.Tensor]:
+    """The reverse of :func:`_by_prompt`."""
+    sizes = [len(e.index) for e in experiences]
+    return values_PG.flatten()[_indices(experiences)].split(sizes)
+
+
+def with_equal_levelled(apply_penalties: Callable[..., None]) -> Callable[..., None]:
+    """Upstream's length penalties; afterwards equal rewards become 0 (:func:`level_equal`).
+
+    Rewards are compared within a prompt, or within the rollout by an estimator that compares those.
+    ``info["reward"]``, which is logged, keeps them. A critic's advantages are left as they are.
+
+    Args:
+        apply_penalties: upstream calls it right before it computes advantages.
+    """
+
+    def apply(experiences: list[Any], args: Any) -> None:
+        apply_penalties(experiences, args)
+        settings, group = args.algo.advantage, args.rollout.n_samples_per_prompt
+        # With gamma < 1 equal rewards give each position of a response another return.
+        of_rollout = settings.estimator == "reinforce" and settings.gamma == 1.0
+        if of_rollout or settings.estimator == "flash_reinforce":
+            group = sum(len(e.index) for e in experiences)
+        elif settings.estimator not in COMPARING:
+            return
+        levelled = level_equal(_by_prompt(experiences, [e.rewards for e in experiences], group))
+        for e, rewards_B in zip(experiences, _by_experience(experiences, levelled), strict=True):
+            e.rewards = rewards_B
+
+    return apply

@@ -6,8 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sg_rlhf.algo.advantages import (
+    COMPARING,
     compared_rewards,
     counted_std,
+    equal_rewards,
     group_advantages,
     max_surrogate,
     population_std_correction,
@@ -49,9 +51,54 @@ def test_population_squares_sum_to_the_group_size():
     assert torch.allclose(squares, torch.full_like(squares, 8.0), rtol=1e-7)
 
 
-def test_equal_rewards_give_zeros():
-    for std in ("sample", "population"):
-        assert torch.equal(group_advantages(torch.full((2, 4), 3.0), std), torch.zeros(2, 4))
+#: Two decimals up to 3.99, and larger ones. The mean of G float32 copies of most is another number.
+VALUES = torch.tensor([*(i / 100 for i in range(-399, 400)), 3333.33, 1e6 / 3, 1e-3, 1e-30])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("group", [4, 7, 8, 16])
+@pytest.mark.parametrize("std", ["sample", "population"])
+def test_equal_rewards_give_zeros(std: str, group: int, dtype: torch.dtype) -> None:
+    values = VALUES.to(dtype)[:, None].expand(-1, group).contiguous()
+    assert equal_rewards(values).all()
+    assert not group_advantages(values, std).any()
+    assert not counted_std(values, torch.ones_like(values).bool(), std).any()
+    everyone = torch.ones_like(values).bool()
+    others = (torch.arange(group) != 1).expand_as(values)
+    for estimator in {*COMPARING} - {"flash_reinforce"}:
+        assert not compared_rewards(values, everyone, estimator, std).any(), estimator
+        unlike = torch.where(others, values, 5e3)
+        assert not compared_rewards(unlike, others, estimator, std).any(), estimator
+    for row in values:
+        assert not compared_rewards(row[None], everyone[:1], "flash_reinforce").any()
+
+
+def test_rewards_that_differ_by_rounding_are_equal() -> None:
+    """A reward of 0.9, and one of 0.8 with a bonus of 0.1."""
+    sums = torch.tensor([[0.9, 0.9, 0.8]]) + torch.tensor([[0.0, 0.0, 0.1]])
+    assert sums[0, 0] != sums[0, 2]
+    assert not group_advantages(sums).any()
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        torch.tensor([1e6, 1e6 + 1]),
+        torch.tensor([1.0, 1.00001]),
+        torch.tensor([1.0, 1.0078125], dtype=torch.bfloat16),
+        torch.tensor([1.0, float("nan")]),
+        torch.tensor([0.0, 1e-30]),
+    ],
+)
+def test_other_differences_are_kept(row: torch.Tensor) -> None:
+    assert not equal_rewards(row[None]).any()
+
+
+@pytest.mark.parametrize("value", [0.9, 0.1, 3333.33])
+def test_one_other_reward_keeps_the_signal_of_the_group(value: float) -> None:
+    rewards = torch.tensor([[value] * 7 + [0.0]])
+    found = group_advantages(rewards)[0].tolist()
+    assert found == pytest.approx([0.35355] * 7 + [-2.47487], abs=1e-4)
 
 
 def test_refusals():

@@ -339,10 +339,10 @@ def test_an_evaluations_row_counts_the_engines_that_were_replaced_in_it(
 
 
 def test_a_group_whose_rewards_are_all_equal_gives_no_signal() -> None:
-    rewards = [1.0, 1.0, 1.0, -1.0, 0.0, 1.0]  # of three prompts, two responses each
+    stds = [0.0, 0.0, 1.4, 1.4, 0.7, 0.7]  # of three prompts, two responses each
     places = [[0, 2, 4], [3, 5, 1]]
     experiences = [
-        SimpleNamespace(index=own, info={"reward": torch.tensor([rewards[i] for i in own])})
+        SimpleNamespace(index=own, info={"group_reward_std": torch.tensor([stds[i] for i in own])})
         for own in places
     ]
     assert rollout_stats.frac_reward_zero_std(experiences, 2) == pytest.approx(1 / 3)

@@ -20,6 +20,7 @@ from openrlhf.trainer.ray.launcher import BaseModelActor, RayActorGroup
 from sg_rlhf.algo.aggregation import aggregate, prompt_token_counts
 from sg_rlhf.batching import balance
 from sg_rlhf.config import load_config
+from sg_rlhf.overlay.controller import rollout_stats
 from sg_rlhf.overlay.driver.arguments import upstream_arguments
 from sg_rlhf.overlay.learner import micro_batches
 from sg_rlhf.overlay.learner.experience_maker import SGExperienceMaker
@@ -231,6 +232,53 @@ def test_what_a_sample_is_trained_on_does_not_depend_on_the_dealing() -> None:
     advantages = [trained["balanced"][i].advantages[-1] for i in range(SAMPLES)]
     for group in torch.stack(advantages).view(PROMPTS, GROUP):
         assert abs(float(group.mean())) < 1e-6
+
+
+EIGHT = 8  # responses of a prompt; the mean of four equal rewards is exact
+
+
+def advantages_of(rewards: list[float], estimator: str, *settings: str) -> tuple[Any, list[Any]]:
+    """The advantages of two groups of eight responses [SAMPLES], and the experience."""
+    samples = rollout()
+    for sample, reward in zip(samples, rewards, strict=True):
+        sample.rewards = torch.tensor([reward])
+        sample.info = {"reward": sample.rewards}
+    groups = [f"rollout.n_samples_per_prompt={EIGHT}", f"rollout.batch_size={SAMPLES // EIGHT}"]
+    maker = Maker(arguments(f"algo.advantage.estimator={estimator}", *groups, *settings))
+    experiences = maker.make_experience_batch(samples)
+    found = torch.zeros(SAMPLES)
+    for e in experiences:
+        for index, row_T, mask_T in zip(e.index, e.advantages, e.action_mask.bool(), strict=True):
+            assert len(set(row_T[mask_T].tolist())) == 1
+            found[index] = row_T[mask_T][0]
+    return found, experiences
+
+
+ESTIMATORS = [
+    "group_norm", "dr_grpo", "rloo", "reinforce_baseline", "flash_reinforce", "reinforce",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("settings", [[], ["reward.stop_properly_penalty_coef=0.5"]])
+@pytest.mark.parametrize("reward", [0.9, 0.1, 3.33, 3333.33])
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_equal_rewards_train_nothing(estimator: str, reward: float, settings: list[str]) -> None:
+    found, experiences = advantages_of([reward] * SAMPLES, estimator, *settings)
+    assert not found.any()
+    stats = rollout_stats.rollout_stats(experiences, EIGHT)
+    assert stats["rollout/frac_reward_zero_std"] == 1.0
+    assert stats["rollout/reward_mean"] == pytest.approx(reward)
+    assert not any(e.info["group_reward_std"].any() for e in experiences)
+
+
+@pytest.mark.parametrize("estimator", ["group_norm", "dr_grpo", "rloo"])
+def test_groups_with_a_signal_are_those_that_are_counted(estimator: str) -> None:
+    found, experiences = advantages_of([0.9] * (EIGHT - 1) + [0.0] + [3.33] * EIGHT, estimator)
+    with_signal, equal = found.view(-1, EIGHT)
+    assert with_signal.all() and not equal.any()
+    assert rollout_stats.frac_reward_zero_std(experiences, EIGHT) == 0.5
+    if estimator == "group_norm":
+        assert with_signal.tolist() == pytest.approx([0.35355] * 7 + [-2.47487], abs=1e-4)
 
 
 def test_a_resumed_run_forms_the_same_batches_and_the_next_rollout_others() -> None:
