@@ -234,11 +234,11 @@ def disk(disk: Disk, facts: Facts, needs: Needs) -> Check:
 
 
 def compiler(facts: Facts) -> Check:
-    """A C++ compiler: ``torch.compile`` and Triton build kernels at run time."""
-    needed = "any, for kernels of torch.compile and Triton"
+    """A C++ compiler on a GPU: ``torch.compile`` and Triton build kernels at run time."""
+    needed = "none without GPUs" if facts.gpus == [] else "any, for torch.compile and Triton"
     if facts.compiler is None:
         return Check("C++ compiler", SKIPPED, "unknown", needed)
-    if facts.compiler == "none":
+    if facts.compiler == "none" and facts.gpus != []:
         return Check("C++ compiler", FAILED, "none", needed, "apt-get install g++, or set CXX")
     return Check("C++ compiler", OK, facts.compiler, needed)
 
