@@ -19,7 +19,7 @@ cd "$root"
 # Another environment must not leak into this one, nor pip be sent elsewhere.
 unset VIRTUAL_ENV PYTHONPATH PYTHONHOME PYTHONSTARTUP PIP_TARGET PIP_PREFIX PIP_ROOT PIP_USER PIP_PYTHON
 unset PIP_REQUIREMENT PIP_CONSTRAINT PIP_REQUIRE_VIRTUALENV CONDA_PREFIX UV_SYSTEM_PYTHON UV_CONSTRAINT UV_OVERRIDE
-unset UV_REQUIRE_HASHES UV_RESOLUTION UV_TORCH_BACKEND
+unset UV_REQUIRE_HASHES UV_RESOLUTION UV_TORCH_BACKEND PYTHONDONTWRITEBYTECODE
 
 readonly venv=${SG_VENV:-.venv}
 readonly log=$venv/bootstrap.log stamp=$venv/.sg_stamp owner=$venv/.sg_checkout
@@ -120,8 +120,9 @@ check_platform() {
 }
 
 check_compiler() {
+  [ $kind = cuda ] || return 0
   command -v "${CXX:-g++}" >/dev/null ||
-    refuse "no C++ compiler (${CXX:-g++}); torch.compile, and Triton on a GPU, build kernels with it at run time: apt-get install g++"
+    refuse "no C++ compiler (${CXX:-g++}); torch.compile and Triton build kernels with it at run time: apt-get install g++"
 }
 
 # check_disk GB
@@ -230,12 +231,12 @@ install_packages() {
   fi
   # A few come as source: they are built with the lock's setuptools.
   uv_install --no-deps --require-hashes --require-build-hashes --build-constraint $lock -r $venv/packages.txt
-  # On all cores, without what no run imports.
-  say "compiling to bytecode"
-  local unused='tests?|testing|benchmarks|rllib|anthropic|lm_eval|mypyc?|nltk|sentry_sdk|pip|setuptools|vllm/models'
-  unused="/($unused)/|/transformers/models/(?!auto|llama|qwen)"
-  unused+='|/vllm/model_executor/models/(?!__init__|adapters|config|interfaces|llama|module|qwen|registry|utils|vision)'
-  run $venv/bin/python -m compileall -q -j 0 $venv/lib/python3.11/site-packages -x "$unused" || true
+  # Without CUDA one process of the first run compiles what it imports (sg_rlhf/overlay/fork_server).
+  if [ $kind = cuda ]; then
+    say "compiling to bytecode"
+    run $venv/bin/python -m compileall -q -j 0 -x '/(tests?|testing|benchmarks|rllib)/' \
+      $venv/lib/python3.11/site-packages/{deepspeed,networkx,numpy,pandas,peft,ray,scipy,sympy,torch,transformers,vllm} || true
+  fi
 }
 
 install_project() {

@@ -165,6 +165,13 @@ def test_first_run_installs_the_lock_and_the_project_in_order(tree: Tree) -> Non
     assert done.stdout.splitlines()[-1].endswith("ready: .venv/bin/python")
 
 
+def test_a_machine_without_a_gpu_needs_no_compiler_and_compiles_no_bytecode(tree: Tree) -> None:
+    hide("g++")(tree)
+    done = tree.bootstrap()
+    assert done.returncode == 0, done.stderr
+    assert not [call for call in tree.calls() if "compileall" in call]
+
+
 def test_up_to_date_does_nothing_and_says_nothing(tree: Tree) -> None:
     tree.bootstrap()
     tree.calls()
@@ -406,8 +413,8 @@ def foreign_folder(tree: Tree) -> None:
         (None, {"FAKE_BASE": ""}, "no Python 3.11"),
         (None, {"FAKE_NO_VENV": "1"}, "no venv module: apt-get install python3.11-venv"),
         (None, {"FAKE_INCLUDE": "/none"}, "no Python.h"),
-        (hide("g++"), {}, "no C++ compiler (g++)"),
-        (None, {"CXX": "/no/clang++"}, "no C++ compiler (/no/clang++)"),
+        (hide("g++"), {"SG_HARDWARE": "cuda"}, "no C++ compiler (g++)"),
+        (None, {"SG_HARDWARE": "cuda", "CXX": "/no/clang++"}, "no C++ compiler (/no/clang++)"),
         (stub("df", "echo header; echo disk 0 0 3145728 0% /"), {}, "3 GB free for"),
         (stub("uname", "echo Darwin"), {}, "Darwin on Darwin is not supported"),
         (foreign_folder, {}, "was not made by this script: move it away"),

@@ -48,6 +48,9 @@ WITHOUT_THREADS = {
     "OPENBLAS_NUM_THREADS": "1",
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
 }
+#: The first run compiles what it imports into ``.venv``, also where the user's shell forbids it:
+#: otherwise every run would compile it again (10 s).
+WITH_BYTECODE = {"PYTHONDONTWRITEBYTECODE": ""}
 
 
 class ForkServer:
@@ -79,7 +82,7 @@ class ForkServer:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env={worker_launcher.ENV_ANCHOR: "1"} | os.environ | WITHOUT_THREADS,
+            env={worker_launcher.ENV_ANCHOR: "1"} | os.environ | WITHOUT_THREADS | WITH_BYTECODE,
             pass_fds=[listener.fileno()],
             start_new_session=True,
         )

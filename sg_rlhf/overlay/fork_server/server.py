@@ -93,6 +93,7 @@ def _apply_request(request: dict[str, Any], keep: set[int]) -> None:
     for name, value in request["environment"].items():
         if os.environ.get(name) != value:  # equal ones must not move: _locate_proctitle
             os.environ[name] = value
+    sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
     os.chdir(request["folder"])
     with contextlib.suppress(OSError):  # lower than the server's needs a privilege
         os.setpriority(os.PRIO_PROCESS, 0, request["niceness"])

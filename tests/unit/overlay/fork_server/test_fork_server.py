@@ -62,6 +62,21 @@ def test_arguments_environment_folder_and_status_are_the_callers(
     assert done.returncode == 7
 
 
+def test_imports_are_compiled_once_and_workers_keep_the_users_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "first.py").touch()
+    (tmp_path / "second.py").touch()
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    made = ForkServer(("first",))
+    done = run(made, "-c", "import sys, second; print(sys.dont_write_bytecode)")
+    made.close()
+    assert done.stdout == "True\n"
+    (compiled,) = (tmp_path / "__pycache__").iterdir()
+    assert compiled.name.startswith("first.")
+
+
 def test_a_file_runs_as_main_and_an_error_has_its_status(
     server: ForkServer, tmp_path: Path
 ) -> None:
