@@ -48,13 +48,14 @@ def faults(source: str) -> Iterator[tuple[int, str]]:
                 yield node.lineno, f"{name} through a shell"
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_file_of_ours_runs_what_it_loads(path: Path) -> None:
-    where = str(path.relative_to(ROOT))
+def test_no_file_of_ours_runs_what_it_loads() -> None:
     found = [
-        (line, what) for line, what in faults(path.read_text()) if (where, what) not in ALLOWED
+        (where, line, what)
+        for path in FILES
+        for line, what in faults(path.read_text())
+        if ((where := str(path.relative_to(ROOT))), what) not in ALLOWED
     ]
-    assert not found
+    assert FILES and not found
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
-"""Every flag of the index, serve and `data search` commands with values that nobody means.
+"""Flags of the index, serve and `data search` commands with values that nobody means: one of each type.
 
 Each is one line that names the flag and what was given, with status 2, and nothing is written. The
-flags are taken from the parsers, so one that comes to be without a case here fails.
+flags are taken from the parsers, so one of a type without cases here fails.
 """
 
 from __future__ import annotations
@@ -77,13 +77,18 @@ def options(name: str) -> Iterator[argparse.Action]:
 
 #: Free text, whose cases are below.
 TEXTS = {"--revision", "--generate"}
-CASES = [
-    pytest.param(name, (flag := action.option_strings[0]), value, id=f"{name} {flag} {value[:9]!r}")
+#: The command and flag that stand for all flags of a type.
+FLAGS = {
+    "choices" if action.choices else action.type: (name, action.option_strings[0])
     for name in (*MAIN, "data")
     for action in options(name)
     if not (name == "data" and action.option_strings[0] in TEXTS)
-    for value in (CHOICES if action.choices else REFUSED[action.type])
-]  # fmt: skip
+}
+CASES = [
+    pytest.param(name, flag, value, id=f"{name} {flag} {value[:9]!r}")
+    for kind, (name, flag) in FLAGS.items()
+    for value in (CHOICES if kind == "choices" else REFUSED[kind])[::4]
+]
 
 
 def refused(main: Callable[[list[str]], int], *arguments: object, capsys: Any) -> str:
