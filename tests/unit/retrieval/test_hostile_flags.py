@@ -1,4 +1,4 @@
-"""Flags of the index, serve and `data search` commands with values that nobody means: one of each type.
+"""Flags of the index, serve and `data search` commands, one of each type, with values nobody means.
 
 Each is one line that names the flag and what was given, with status 2, and nothing is written. The
 flags are taken from the parsers, so one of a type without cases here fails.
