@@ -154,6 +154,7 @@ FIGURES = (
         "seconds_per_rollout", "Seconds of each rollout",
         "Wall clock from one rollout's row to the next, by part; several seeds are their mean. "
         "Longest response: from when 90 % of the prompts were finished until all were. "
+        "A first rollout that would flatten the others is cut; its seconds are above it. "
         "docs/performance.md says which settings change a part.",
         stacked_figures.seconds_per_rollout, wide=True,
     ),

@@ -17,7 +17,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import StepPatch
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogFormatter, MaxNLocator
 
 from sg_rlhf.common import figures
 from sg_rlhf.report.runs import Curve
@@ -36,6 +36,8 @@ VARIABLES = {
     **{color: f"--s{i}" for i, color in enumerate(SERIES)},
     INK: "--ink", MUTED: "--muted", GRID: "--grid", ALARM: "--alarm",
 }  # fmt: skip
+#: Opacity of a thin line: visible on a dark page, and behind the thick one.
+THIN = 0.5
 #: Inches; a column of a two-column paper, and of the page.
 WIDTH, HEIGHT = 4.6, 2.8
 #: Panels of a figure that takes the width of the page, in a row.
@@ -125,6 +127,20 @@ def whole_numbers(axes: Axes, label: str = "rollout") -> None:
     axes.set_xlabel(label)
 
 
+class _LogLabel(LogFormatter):
+    """Three digits at most, where matplotlib writes 5.01375 x 10^-11."""
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        return f"{x:.3g}" if super().__call__(x, pos) else ""
+
+
+def log_scale(axes: Axes) -> None:
+    """A logarithmic y axis."""
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(_LogLabel())
+    axes.yaxis.set_minor_formatter(_LogLabel(labelOnlyBase=False))
+
+
 def window_of(length: int) -> int:
     """How many rows a running mean takes: a fifth of the run, 1 to 15."""
     return max(1, min(15, length // 5))
@@ -157,7 +173,7 @@ def draw_seeds(axes: Axes, curves: list[Curve], index: int, label: str, *, windo
     if not one or window > 1:
         for curve in curves if one else smoothed:
             xs, ys = [x for x, _ in curve], [y for _, y in curve]
-            axes.plot(xs, ys, alpha=0.3, linewidth=0.8, **look)
+            axes.plot(xs, ys, alpha=THIN, linewidth=0.9, **look)
     xs, mean, low, high = band(smoothed)
     if not one:
         axes.fill_between(xs, low, high, color=color(index), alpha=0.18, linewidth=0)
@@ -165,23 +181,26 @@ def draw_seeds(axes: Axes, curves: list[Curve], index: int, label: str, *, windo
     axes.plot(xs, mean, linewidth=1.8, label=label, linestyle=style(index), marker=marker, **look)
 
 
-def legend(axes: Axes) -> None:
-    """A legend, if anything has a label; of many labels below the figure."""
+def legend(axes: Axes, *, least: int = 2) -> None:
+    """A legend, if there are ``least`` labels; of many labels below the figure.
+
+    The label of a single run says nothing: the page and the file have its name as their title.
+    """
     handles, _ = axes.get_legend_handles_labels()
     if len(handles) > LEGEND_INSIDE:
         legend_of_figure([axes])
-    elif handles:
+    elif len(handles) >= least:
         axes.legend(loc="best")
 
 
-def legend_of_figure(panels: Sequence[Axes]) -> None:
+def legend_of_figure(panels: Sequence[Axes], *, least: int = 2) -> None:
     """One legend for all panels below the figure, which grows by its height."""
     found: dict[str, Any] = {}
     for axes in panels:
         handles, labels = axes.get_legend_handles_labels()
         found |= dict(zip(labels, handles, strict=True))
     figure = panels[0].get_figure(root=True)
-    if not found or figure is None:
+    if len(found) < least or figure is None:
         return
     entry = LEGEND_HANDLE + LEGEND_LETTER * max(map(len, found))
     columns = min(len(found), max(1, int(figure.get_figwidth() / entry)))

@@ -114,7 +114,7 @@ def _draw_lines(axes: Axes, groups: list[Group], line: Line) -> bool:
                 alpha=0.16, linewidth=0,
             )  # fmt: skip
     if line.scale == "log" and values and min(values) > 0:
-        axes.set_yscale("log")
+        drawing.log_scale(axes)
     elif line.scale != "auto":
         top = 1.05 * axes.get_ylim()[1]
         axes.set_ylim(0, max(0.05, top) if line.scale == "share" else top)
@@ -144,9 +144,10 @@ def grad_norm(groups: list[Group]) -> Figure:
         curves = [points for run in group.runs if (points := norm_curve(run))]
         found = [[points[i] for i in spikes([y for _, y in points])] for points in curves]
         count = sum(map(len, found))
-        drawing.draw_seeds(
-            axes, curves, index, f"{drawn(group.label)}: {count} spike{'s' * (count != 1)}"
-        )
+        counted = f"{count} spike{'s' * (count != 1)}"
+        drawing.draw_seeds(axes, curves, index, f"{drawn(group.label)}: {counted}")
+        if len(groups) == 1:  # there is no legend
+            axes.set_title(counted, loc="left", fontsize=8.5, color=MUTED)
         for points in filter(None, found):
             axes.scatter(
                 [x for x, _ in points], [y for _, y in points], s=26, marker="v", zorder=4,
@@ -156,7 +157,7 @@ def grad_norm(groups: list[Group]) -> Figure:
     if not norms:
         raise Missing("optimizer_steps.jsonl has no gradient norm.")
     if max(norms) > 10 * statistics.median(norms) and min(norms) > 0:
-        axes.set_yscale("log")
+        drawing.log_scale(axes)
     else:
         axes.set_ylim(bottom=0)
     axes.set_ylabel("L2 norm before clipping")
@@ -196,7 +197,7 @@ def _accuracy(axes: Axes, groups: list[Group]) -> None:
         color = drawing.color(index)
         for points in [curve(run.metrics, "rollout/accuracy") for run in group.runs]:
             values = drawing.smooth([y for _, y in points], window)
-            axes.plot([x for x, _ in points], values, color=color, alpha=0.45, lw=0.9)
+            axes.plot([x for x, _ in points], values, color=color, alpha=drawing.THIN, lw=0.9)
             any_drawn |= bool(points)
         # What the held-out accuracy is of, where that is not the same everywhere.
         sets = "" if same else held_out_label(group.runs[0])
@@ -320,8 +321,8 @@ def weight_curve(groups: list[Group]) -> Figure:
     bottom.set_xlabel("token probability p")
     bottom.set_xlim(0, 1)
     if largest > 0.5:  # most tokens are near p = 1; the others must be seen too
-        bottom.set_yscale("log")
+        drawing.log_scale(bottom)
     drawing.legend(top)
     if len(groups) == 1:
-        drawing.legend(bottom)
+        drawing.legend(bottom, least=1)
     return figure

@@ -50,9 +50,17 @@ def seconds_per_rollout(groups: list[Group]) -> Figure:
     if not any(by_group):
         raise Missing("The runs log no timings.")
     figure, panels = _stacked(groups, by_group, looks, "seconds")
-    # The first rollout, in which things are compiled, may not flatten the others: it is cut.
+    # The first rollout, in which things are compiled, may not flatten the others. It is cut, and
+    # its seconds are written above it.
     totals = [[sum(values.values()) for values in steps.values()] for steps in by_group]
-    panels[0].set_ylim(0, 1.1 * max(max(found[1:] or found) for found in totals if found))
+    top = 1.1 * max(max(found[1:] or found) for found in totals if found)
+    panels[0].set_ylim(0, top)
+    for axes, steps, found in zip(panels, by_group, totals, strict=False):
+        if found and found[0] > top:
+            axes.annotate(
+                f"cut: {found[0]:.3g} s", (min(steps) - 0.5, 1.0), (0, 2), textcoords="offset points",
+                xycoords=axes.get_xaxis_transform(), fontsize=7.5, color=ALARM, va="bottom",
+            )  # fmt: skip
     return figure
 
 
@@ -111,7 +119,8 @@ def _stacked(
     """A panel per group with its values of each rollout, stacked in the order of ``looks``."""
     figure, panels = drawing.wide_panels(len(groups), label)
     for axes, group, steps in zip(panels, groups, by_group, strict=False):
-        axes.set_title(drawn(group.label), loc="left", fontsize=8.5, color=MUTED)
+        if len(groups) > 1:
+            axes.set_title(drawn(group.label), loc="right", fontsize=8.5, color=MUTED)
         drawing.whole_numbers(axes)
         edges = [*(step - 0.5 for step in steps), max(steps, default=0) + 0.5]
         below = [0.0] * len(steps)
@@ -121,5 +130,5 @@ def _stacked(
                 above = [a + b for a, b in zip(below, values, strict=True)]
                 axes.stairs(above, edges, baseline=below, fill=True, label=name, lw=0.4, **look)
                 below = above
-    drawing.legend_of_figure(panels)
+    drawing.legend_of_figure(panels, least=1)
     return figure, panels

@@ -30,6 +30,28 @@ def test_many_labels_do_not_cover_the_data() -> None:
     assert len(figure.legends[0].get_texts()) == GROUPS and figure.get_figheight() > before
 
 
+def test_a_single_run_needs_no_legend(tmp_path: Path) -> None:
+    runs = [
+        write_run(tmp_path / f"tau{tau}", overrides=(f"sg.weighting.tau={tau}",)) for tau in (9, 7)
+    ]
+    for count in (1, 2):
+        _, groups = read_runs(runs[:count])
+        assert len(groups) == count
+        (axes,) = lines(Line("rollout/reward_mean", ""), missing="")(groups).axes
+        assert (axes.get_legend() is not None) is (count == 2)
+
+
+@pytest.mark.parametrize("values", [(5.0e-11, 5.03e-11), (3.1e-13, 1.2e-12), (0.002, 900.0)])
+def test_labels_of_a_log_axis_are_short(values: tuple[float, float]) -> None:
+    figure, (axes,) = drawing.subplots()
+    axes.plot([0, 1], values)
+    drawing.log_scale(axes)
+    figure.draw_without_rendering()
+    ticks = [*axes.yaxis.get_major_ticks(), *axes.yaxis.get_minor_ticks()]
+    shown = [label for tick in ticks if (label := tick.label1.get_text())]
+    assert len(shown) > 1 and max(map(len, shown)) <= len("5.01e-11"), shown
+
+
 def test_a_line_is_drawn_as_it_is_declared(tmp_path: Path) -> None:
     (run,), groups = read_runs([write_run(tmp_path / "run")])
     steps = Line("sg/weight_mean", "w", steps=True, band=("sg/weight_q05", "sg/weight_q95"))

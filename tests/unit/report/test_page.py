@@ -30,7 +30,7 @@ def test_every_figure_is_there_for_a_whole_run(tmp_path: Path) -> None:
         assert f'<figure id="figure-{entry.key}"' in text, entry.key
     assert "Accuracy of each set" in text and "held_out: 3 people" in text
     assert "every token trained on" in text
-    assert ": 1 spike<" in text
+    assert ">1 spike<" in text
     ids = re.findall(r'\bid="([^"]+)"', text)
     assert len(ids) == len(set(ids))
 
@@ -71,7 +71,17 @@ def test_a_missing_file_is_a_sentence(tmp_path: Path, absent: str) -> None:
         jsonl_log.SAMPLES: "The runs kept no samples",
         jsonl_log.EVALUATIONS: "No evaluation names its sets or data sources.",
     }
-    assert sentences[absent] in build(run_dir)
+    text = build(run_dir)
+    assert sentences[absent] in text
+    assert ("<h3>Not drawn</h3>" in text) is (absent != jsonl_log.SAMPLES)
+
+
+def test_held_out_accuracy_is_beside_the_name_of_the_run(tmp_path: Path) -> None:
+    text = build(write_run(tmp_path / "run"))
+    heads = re.findall(r'<th scope="col">([^<]+)</th>', text)
+    assert heads[:3] == ["run", "held-out accuracy", "seed"]
+    row = re.search(r'<th scope="row">.*?</th>\s*<td>(.*?)</td>\s*<td>(.*?)</td>', text, re.S)
+    assert row and "→" in row[1] and row[2] == "0"
 
 
 def test_metrics_of_one_rollout_are_enough(tmp_path: Path) -> None:

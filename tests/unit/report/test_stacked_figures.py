@@ -47,6 +47,24 @@ def test_seconds_are_whole_and_in_one_part_each(tmp_path: Path) -> None:
     assert sorted(sections) == sorted(exclusive_seconds(row))
 
 
+@pytest.mark.parametrize(("first", "marked"), [(232.0, ["cut: 232 s"]), (0.0, [])])
+def test_a_first_rollout_that_is_cut_says_its_seconds(
+    tmp_path: Path, first: float, marked: list[str]
+) -> None:
+    run_dir = write_run(tmp_path / "run", rollouts=3)
+    rows = jsonl_log.read(run_dir / jsonl_log.METRICS)
+    (run_dir / jsonl_log.METRICS).unlink()
+    if first:
+        more = first - sum(exclusive_seconds(rows[0]).values())
+        for key in ("timing/generation", "timing/step_total"):
+            rows[0][key] += more
+    jsonl_log.append(run_dir / jsonl_log.METRICS, rows)
+    _, groups = read_runs([run_dir])
+    (axes,) = seconds_per_rollout(groups).axes
+    assert [text.get_text() for text in axes.texts] == marked
+    assert axes.get_ylim()[1] == pytest.approx(1.1 * 82.0)
+
+
 def test_of_a_synchronous_run_a_sentence(tmp_path: Path) -> None:
     run_dir = write_run(tmp_path / "run")
     rows = jsonl_log.read(run_dir / jsonl_log.METRICS)
