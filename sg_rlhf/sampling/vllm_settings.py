@@ -1,6 +1,7 @@
 """Settings of every vLLM engine of this project, for rollouts and for evaluation.
 
-Read in the source of vLLM 0.32.0 and FlashInfer 0.7.0. Nothing here has run on a GPU yet.
+Read in the source of vLLM 0.32.0 and FlashInfer 0.7.0. On GPUs it ran on one H100 and one H200
+(docs/gpu.md); tensor parallelism, dual chunk attention and prefix caching did not.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The trainer's side of the weight sync: a few buckets instead of a message per tensor.
 
 Upstream sends tensor by tensor, each with a remote call to every engine. On a shared GPU each
-tensor also needs a handle from every rank and a barrier. A model of 0.5B takes 434 round trips.
+tensor also needs a handle from every rank and a barrier. A model of 3B takes 434 round trips.
 Here tensors are sent in buckets of ``sg.sync_bucket_mb`` (:mod:`.buckets`): per bucket one call to
 every engine, one transfer and one load, with a checksum. The transports are upstream's:
 
