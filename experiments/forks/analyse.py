@@ -1,6 +1,6 @@
 """The tables of the study, as preregistration.md fixes them.
 
-    python -m experiments.forks.analyse            the two tables, and figure.png
+    python -m experiments.forks.analyse            the tables, and figure.png
     python -m experiments.forks.analyse --blinded  the sample size alone; it reads no arm's label
 
 It refuses if a file of preregistration.sha256 has changed, or while a primary run is missing.
@@ -135,6 +135,17 @@ SECONDARY = {
     "rise of good words": good_words,
     "entropy at the end": lambda run: run["figures"]["entropy_after"],
     "log of gradient norm's peak / median": lambda run: math.log(run["figures"]["grad_norm_peak"]),
+}
+
+#: Not in the preregistration; chosen after the runs.
+AFTERWARDS = {
+    "mean gradient norm": lambda run: math.log(run["figures"]["grad_norm_mean"]),
+    "the same over the mean weight": lambda run: math.log(
+        run["figures"]["grad_norm_mean"] / run["figures"]["weight_mean"]
+    ),
+    "variation of the norm (sd / mean)": lambda run: math.log(
+        run["figures"]["grad_norm_std"] / run["figures"]["grad_norm_mean"]
+    ),
 }
 
 
@@ -294,6 +305,59 @@ def secondary(study: Study, runs: Runs) -> list[str]:
     return lines
 
 
+def smallest_margin(found: Contrast) -> float:
+    """The smallest margin at which `tost` is significant."""
+    error = found.sd / math.sqrt(found.n)
+    return abs(found.mean) + float(stats.t.ppf(1 - ALPHA, found.n - 1)) * error
+
+
+def detectable(found: Contrast, power: float = 0.8) -> float:
+    """The true mean that a two-sided t test of so many pairs finds with this power."""
+    error = found.sd / math.sqrt(found.n)
+    return float(stats.t.ppf([1 - ALPHA / 2, power], found.n - 1).sum()) * error
+
+
+def start_means(pairs: Values) -> list[float]:
+    """The mean difference of each start model."""
+    starts = sorted({start for start, _ in pairs})
+    return [statistics.fmean(v for (s, _), v in pairs.items() if s == start) for start in starts]
+
+
+def afterwards(study: Study, runs: Runs) -> list[str]:
+    """Markdown of figures that the preregistration does not have: margins, start models, norms."""
+    cells = primary_cells(study, blinded(study, runs)[1])
+    lines = [
+        "| corpus | smallest margin | found with power .8 | start models: mean differences "
+        "| TOST over them, .02 | .01 | without start 0: n | mean | 95 % interval |",
+        "|---|--:|--:|---|--:|--:|--:|--:|---|",
+    ]
+    for corpus, title in CORPORA.items():
+        arms = [values(cells, runs, corpus, arm) for arm in (TREATED, BASELINE)]
+        found, means = contrast(*arms), start_means(differences(*arms))
+        others = ({key: v for key, v in arm.items() if key[0] != "0"} for arm in arms)
+        rest = contrast(*others)
+        lines.append(
+            f"| {title} | {smallest_margin(found):.4f} | {detectable(found):.4f} "
+            f"| {', '.join(f'{mean:+.4f}' for mean in means)} | {tost(means):.3f} "
+            f"| {tost(means, 0.01):.3f} | {rest.n} | {rest.mean:+.4f} "
+            f"| {rest.low:+.4f} to {rest.high:+.4f} |"
+        )
+    lines += [
+        "", "| figure | corpus | outside over GRPO | 95 % interval | pairs above 1 | p |",
+        "|---|---|--:|---|--:|--:|",
+    ]  # fmt: skip
+    for name, figure_of in AFTERWARDS.items():
+        for corpus, title in CORPORA.items():
+            arms = [values(cells, runs, corpus, arm, figure_of) for arm in (TREATED, BASELINE)]
+            found, above = contrast(*arms), sum(v > 0 for v in differences(*arms).values())
+            ratio, low, high = (math.exp(v) for v in (found.mean, found.low, found.high))
+            lines.append(
+                f"| {name} | {title} | {ratio:.3f} | {low:.3f} to {high:.3f} "
+                f"| {above} of {found.n} | {found.p:.2g} |"
+            )
+    return lines
+
+
 def main(argv: list[str] | None = None) -> int:
     """Exit status 0; 1 when refused."""
     parser = argparse.ArgumentParser(
@@ -309,7 +373,8 @@ def main(argv: list[str] | None = None) -> int:
             print(f"sd of a pair {sd:.4f} from {FIRST} runs per corpus and arm: {n} runs")
             return 0
         print("\n".join(["## Primary", "", *primary(study, runs), ""]))
-        print("\n".join(["## Secondary, unadjusted", "", *secondary(study, runs)]))
+        print("\n".join(["## Secondary, unadjusted", "", *secondary(study, runs), ""]))
+        print("\n".join(["## Not preregistered", "", *afterwards(study, runs)]))
         figure.draw(contrasts(study, runs), accuracy(study, runs), MARGIN, HERE / "figure.png")
     except Refused as refusal:
         print(f"analyse: {refusal}", file=sys.stderr)

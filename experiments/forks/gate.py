@@ -50,9 +50,10 @@ def on_policy(
 ) -> dict[str, float]:
     """Accuracy and the tokens' probabilities of GROUP responses per problem.
 
-    share_sure: tokens with p > .99. share_low: tokens with p < .327, whose weight varies.
-    mass_low, mass_words: the share of sum |A| (1 - p) that the latter and the words have. A
-    token's gradient at the logits has about this size.
+    share_sure: tokens with p > .99. share_low: tokens with p < .327, whose weight is below U: L
+    below .122, and between for p in (.122, .327). mass_low, mass_words: the share of
+    sum |A| (1 - p) that the latter and the words have. A token's gradient at the logits has about
+    this size.
     """
     domain = load(R.tiny)
     prompts = [

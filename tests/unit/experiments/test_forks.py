@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from experiments.forks import along_training, analyse, corpora, figure, gate
+from experiments.forks import along_training, analyse, corpora, figure, gate, start_gradients
 from experiments.forks.reward import reward_func
 from experiments.graders import cases
 from experiments.graders.ablate import effects
@@ -31,6 +31,7 @@ from experiments.graders.real import (
 from experiments.graders.responses import FILES, Response
 from experiments.graders.suites import boxed, truth
 from sg_rlhf.studies.plan import load_study
+from sg_rlhf.studies.results import read_record
 from sg_rlhf.tasks.domain import load
 from sg_rlhf.tasks.math.sets.arithmetic import generate
 from sg_rlhf.tiny.tokenizer import build_tokenizer
@@ -226,6 +227,35 @@ def test_the_files_of_the_study_are_the_preregistered_ones() -> None:
     analyse.check(analyse.HERE)
     listed = (analyse.HERE / "preregistration.sha256").read_text().split()[1::2]
     assert {"preregistration.md", "study.yaml", "corpora.py", "reward.py"} <= {*listed}
+
+
+def test_the_smallest_margin_is_where_tost_is_significant() -> None:
+    pairs = noise(4, 0.003, 0.01)
+    found = analyse.contrast(pairs, dict.fromkeys(pairs, 0.0))
+    margin = analyse.smallest_margin(found)
+    assert analyse.tost([*pairs.values()], margin) == pytest.approx(0.05, abs=1e-6)
+    assert analyse.tost([*pairs.values()], 1.01 * margin) < 0.05
+
+
+def test_the_tables_of_the_readme_are_those_of_the_runs() -> None:
+    runs, text = read_record(analyse.HERE), (analyse.HERE / "README.md").read_text()
+    for lines in (analyse.primary, analyse.secondary, analyse.afterwards):
+        for table in "\n".join(lines(STUDY, runs)).split("\n\n"):
+            assert table in text
+
+
+def test_the_cosines_of_the_readme_are_those_of_the_start_models() -> None:
+    found = json.loads(start_gradients.OUT.read_text())
+    gates = json.loads((analyse.HERE / "gates.json").read_text())["starts"]
+    assert all(found[name]["sha256"] == gates[name]["sha256"] for name in found)
+    cells = [
+        f"{arm['cosine']:.3f} | {arm['update']['cosine']:.3f} | {arm['size']:.2f}"
+        for name in ("r0", "d0")
+        for arm in found[name]["algorithms"][1:]
+    ]
+    half, text = len(cells) // 2, (analyse.HERE / "README.md").read_text()
+    for row in map(" | ".join, zip(cells[:half], cells[half:], strict=True)):
+        assert row in text
 
 
 def test_the_figures_along_training_are_those_of_the_readme() -> None:

@@ -1,0 +1,113 @@
+"""How far each arm turns the gradient of a start model, and the model's greedy accuracy.
+
+    python -m experiments.forks.start_gradients r0
+
+Compares every arm with GRPO on the same 8 minibatches of 8 prompts x 8 responses: cosine of the
+gradients and of AdamW's steps. `zero_low` removes the tokens with p < .327. It is no arm of the
+study: it shows what part of the gradient these tokens have. Writes start_gradients.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from experiments.forks.corpora import R
+from experiments.forks.gate import PROBLEMS, SEED, VARIES
+from sg_rlhf.algo.weightings import Weighting
+from sg_rlhf.common.atomic_io import write_whole
+from sg_rlhf.data_io.dataset_writer import sha256_of
+from sg_rlhf.measure import minibatch_gradients
+from sg_rlhf.measure.rollouts import sample_responses
+from sg_rlhf.tasks.domain import load
+from sg_rlhf.tasks.math.prompt import prompt_of
+from sg_rlhf.tasks.math.sets.arithmetic import generate
+
+HERE = Path(__file__).parent
+RUNS = Path("runs/forks")
+OUT = HERE / "start_gradients.json"
+CONFIGS = Path("configs/algorithms").resolve()
+#: Arm -> recipe, and its weighting's settings where the study changes them.
+ARMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "grpo": ("grpo", {}),
+    "sg_outside": ("grpo_sg_outside", {}),
+    "sg_outside_dose": ("grpo_sg_outside", {"lower": 0.5, "upper": 1.5}),
+    "reshape_reversed": ("reshape_reversed", {"c": 0.5}),
+    "sg_inside": ("grpo_sg", {}),
+    "mask_only": ("mask_only", {}),
+    "zero_low": ("uniform", {"type": "experiments.forks.start_gradients:ZeroLow"}),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZeroLow(Weighting):
+    """0 for p < .327, else 1."""
+
+    source = "experiments/forks/README.md"
+
+    def weights(self, p_BT: Tensor, context: Any) -> Tensor:
+        """Shape of p_BT."""
+        return (p_BT >= VARIES).to(p_BT.dtype)
+
+
+def greedy_accuracy(folder: Path) -> float:
+    """On the held-out problems of the gate."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, torch_dtype=torch.float32).eval()
+    domain, items = load(R.tiny), generate(PROBLEMS, SEED, held_out=True)
+    prompts = [tokenizer(prompt_of(i.text), add_special_tokens=False)["input_ids"] for i in items]
+    responses = sample_responses(model, prompts, max_new_tokens=96, temperature=0.0)
+    right = [
+        domain.grade(tokenizer.decode(response), item).correct
+        for response, item in zip(responses, items, strict=True)
+    ]
+    return sum(right) / len(right)
+
+
+def measured(folder: Path) -> dict[str, Any]:
+    """The figures of one start model."""
+    scratch = RUNS / "start_gradients"
+    scratch.mkdir(parents=True, exist_ok=True)
+    recipes = []
+    for arm, (recipe, weighting) in ARMS.items():
+        recipes.append(scratch / f"{arm}.yaml")
+        settings = {"extends": str(CONFIGS / f"{recipe}.yaml"), "sg": {"weighting": weighting}}
+        recipes[-1].write_text(
+            json.dumps(settings if weighting else {"extends": settings["extends"]})
+        )
+    figures = scratch / "figures.json"
+    failed = minibatch_gradients.main([
+        "--model", str(folder), "--data", str(RUNS / "data/arithmetic/train.jsonl"),
+        "--reward", "module:experiments.forks.reward", "--threads", "1", "--json", str(figures),
+        "--prompts", "8", "--group", "8", "--batches", "8", "--warm-up", "8",
+        "--algorithm", *map(str, recipes),
+    ])  # fmt: skip
+    if failed:
+        raise SystemExit(failed)
+    (found,) = json.loads(figures.read_text())["models"]
+    return {
+        "sha256": sha256_of(folder / "model.safetensors"),
+        "greedy_accuracy": greedy_accuracy(folder), "algorithms": found["algorithms"],
+    }  # fmt: skip
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit status 0."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("starts", nargs="+", help="start models, such as r0 and d0")
+    args = parser.parse_args(argv)
+    found = {name: measured(RUNS / "starts" / name) for name in args.starts}
+    write_whole(OUT, json.dumps(found, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
