@@ -97,6 +97,12 @@ def test_options_of_a_command_line_and_back(capsys: pytest.CaptureFixture[str]) 
     assert "8x80: no such hardware" in err and "did you mean lopti?" in err
 
 
+def test_the_description_of_an_algorithm_is_a_whole_sentence() -> None:
+    """`sg-rlhf recipes` prints the first line of the file."""
+    for path in (CONFIGS / "algorithms").glob("*.yaml"):
+        assert path.read_text().split("\n", 1)[0].endswith("."), path.name
+
+
 def test_layers_do_not_depend_on_one_another() -> None:
     """Model, algorithm and hardware set different keys, so their order does not matter."""
     of_hardware = load_config("hardware:8x80gb").values.keys()
