@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import os
 import shlex
 import sys
 from dataclasses import dataclass
@@ -259,8 +260,25 @@ def write_model_card(run_dir: Path) -> None:
         print(f"warning: no model card: {single_line(error)}")
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Exit status 0; 2 for a wrong recipe; 1 when the run stopped; 130 or 143 by a signal."""
+def print_summary(run_dir: Path) -> None:
+    """What the run has learned, and the command that draws it."""
+    # Imported here: a dry run does not read runs.
+    from sg_rlhf.report import summary
+    from sg_rlhf.report.runs import RunError
+
+    try:
+        print(summary.text(run_dir))
+    except (RunError, OSError) as error:
+        print(f"warning: no summary: {single_line(error)}")
+        return
+    print(as_typed(f"next: sg-rlhf report {shlex.quote(os.path.relpath(run_dir))}"))
+
+
+def main(argv: list[str] | None = None, *, summarise: bool = True) -> int:
+    """Train. Without ``summarise`` the caller prints how the run ended.
+
+    Exit status 0; 2 for a wrong recipe; 1 when the run stopped; 130 or 143 by a signal.
+    """
     driver.install_signal_handlers()
     arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
     with contextlib.ExitStack() as stack:  # ends what was started, whatever happens
@@ -297,6 +315,8 @@ def main(argv: list[str] | None = None) -> int:
             status = driver.main(args, workers)
             if status == 0:
                 write_model_card(run.directory)
+                if summarise:
+                    print_summary(run.directory)
             return status
 
 

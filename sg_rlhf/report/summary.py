@@ -163,6 +163,15 @@ def render(summary: dict[str, Any], run_dir: Path) -> str:
     return "\n".join(lines)
 
 
+def text(run_dir: Path) -> str:
+    """The summary of a run as text.
+
+    Raises:
+        RunError: the directory holds no run.
+    """
+    return render(figures_of(_read(run_dir)), run_dir)
+
+
 def _beside(summary: dict[str, Any], key: str, unit: str) -> str:
     return f", planned {summary[key]:.1f} {unit}" if key in summary else ""
 

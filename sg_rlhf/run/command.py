@@ -135,7 +135,7 @@ def _run(
 
         words = [*builtin_recipes.words(chosen.parts), "--run-dir", chosen.run_dir]
         words += ["--dry-run"] * dry
-        status = train.main([*words, *chosen.overrides, *address, *rest])
+        status = train.main([*words, *chosen.overrides, *address, *rest], summarise=False)
     signal.signal(signal.SIGTERM, _terminated)  # the training has set its own
     if status or dry or "--replay" in rest:
         return status

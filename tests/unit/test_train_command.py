@@ -21,8 +21,9 @@ from sg_rlhf.overlay.driver.prepare import prepare_run_dir
 from sg_rlhf.overlay.patches import version
 from sg_rlhf.plan.command import main as plan
 from sg_rlhf.run_dir.lock import hold_lock
-from sg_rlhf.train import main
+from sg_rlhf.train import main, print_summary
 from sg_rlhf.weights.command import main as weights
+from tests.unit.report.synthetic import write_run
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 TINY = str(CONFIGS / "kk" / "grpo_sg_tiny_cpu.yaml")
@@ -273,6 +274,23 @@ def test_a_number_that_cannot_be_is_found_before_anything_is_printed(
     recipe = str(CONFIGS / "kk" / "grpo_sg_tiny_cpu.yaml")
     assert main(["--config", recipe, "--dry-run", "ds.zero_stage=9"]) == 2
     assert capsys.readouterr() == ("", "error: command line: ds.zero_stage=9: expected 0 to 3\n")
+
+
+def test_a_run_ends_with_its_summary_and_the_command_for_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_dir = write_run(tmp_path / "my run", rollouts=3)
+    before = {*run_dir.rglob("*")}
+    print_summary(run_dir)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("my run: 3 rollouts, 6 optimizer steps")
+    assert any(line.startswith("  training reward ") for line in lines)
+    assert lines[-1].startswith("next: ") and lines[-1].endswith("sg-rlhf report 'my run'")
+    assert {*run_dir.rglob("*")} == before
+    print_summary(tmp_path / "none")
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("warning: no summary: ")
 
 
 def test_a_wrong_flag_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
