@@ -58,8 +58,9 @@ def seconds_per_rollout(groups: list[Group]) -> Figure:
     for axes, steps, found in zip(panels, by_group, totals, strict=False):
         if found and found[0] > top:
             axes.annotate(
-                f"cut: {found[0]:.3g} s", (min(steps) - 0.5, 1.0), (0, 2), textcoords="offset points",
-                xycoords=axes.get_xaxis_transform(), fontsize=7.5, color=ALARM, va="bottom",
+                f"cut: {found[0]:.3g} s", (min(steps) - 0.5, 1.0), (0, 2), va="bottom",
+                textcoords="offset points", xycoords=axes.get_xaxis_transform(),
+                fontsize=7.5, color=ALARM,
             )  # fmt: skip
     return figure
 
