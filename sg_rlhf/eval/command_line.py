@@ -17,7 +17,7 @@ from sg_rlhf.common.argument_types import (
     positive_float,
     positive_int,
 )
-from sg_rlhf.eval import suites
+from sg_rlhf.eval import own_rows, suites
 from sg_rlhf.eval.engines.base import DTYPES, ENGINES, EngineName
 from sg_rlhf.eval.generation.sampling import SamplingOptions
 from sg_rlhf.tasks import chat
@@ -53,6 +53,8 @@ examples:
     python -m eval.run --suite qa --index indexes/e5 --data-dir data/qa --model M --out out/qa
   grade stored responses again with another rule; no model is loaded
     python -m eval.run --suite math --rescore out/math --grader deepscaler --out out/rescored
+  your own rows with the reward of your training
+    python -m eval.run --data my/test.jsonl --reward my_reward.py --model M --out out/mine
   compare two finished runs question by question
     python -m eval.run --compare out/grpo out/grpo_sg --out out/compared
   a server, through its chat endpoint
@@ -137,7 +139,10 @@ def parse_arguments(argv: Sequence[str]) -> CommandLine:
         suite_options[name] = list(group._group_actions)
     of_suites = [option for options in suite_options.values() for option in options]
     common = [action for action in parser._actions if action not in of_suites]
-    return CommandLine(parser.parse_args(argv), known, suite_options, common)
+    args = parser.parse_args(argv)
+    if args.suite is None and args.data is not None:
+        args.suite = own_rows.NAME
+    return CommandLine(args, known, suite_options, common)
 
 
 # `add` is the `add_argument` of a parser or of a group.
@@ -339,7 +344,7 @@ def find_suite(line: CommandLine) -> Suite:
         for option in options:
             if name != args.suite and line.is_given(option):
                 raise EvalError(f"{option.option_strings[0]}: only with --suite {name}")
-    return suite
+    return suite.for_arguments(args)
 
 
 def names_in(only: str) -> list[str]:

@@ -92,6 +92,8 @@ _LIST_OPTIONS = {"list", "suite"}
 def list_suites(suites: Mapping[str, Suite], console: Console) -> None:
     """Print one table per suite: its benchmarks, with sizes, settings and licences."""
     for name, suite in suites.items():
+        if not suite.benchmarks:  # --data FILE
+            continue
         caption = f"without --only: {', '.join(suite.by_default)}" if suite.by_default else None
         table = Table(
             title=f"--suite {name}: {suite.title}", title_justify="left",

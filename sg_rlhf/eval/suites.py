@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from sg_rlhf.eval import own_rows
 from sg_rlhf.tasks import registry
 from sg_rlhf.tasks.domain import Domain, load
 from sg_rlhf.tasks.questions import EvalError
@@ -67,7 +68,7 @@ def all_suites() -> dict[str, Suite]:
     Raises:
         EvalError: it names something that is no domain, or a suite's name is taken.
     """
-    found = dict(SUITES)
+    found = {**SUITES, own_rows.NAME: own_rows.ROWS}
     try:
         outside = [d for name, d in registry.domains().items() if name not in registry.DOMAINS]
     except ValueError as error:

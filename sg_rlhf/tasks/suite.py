@@ -234,6 +234,22 @@ class Suite:
     def add_options(self, parser: argparse._ActionsContainer) -> None:
         """Options that this suite alone has; with another one they are refused."""
 
+    def for_arguments(self, args: argparse.Namespace) -> Suite:
+        """The suite, or one with benchmarks that the command line describes.
+
+        Raises:
+            EvalError: it does not; one line for the user.
+        """
+        return self
+
+    def known(self, stored: Mapping[str, Any]) -> dict[str, Benchmark]:
+        """The benchmarks by name, to read a stored run.
+
+        Args:
+            stored: the benchmarks in its request.
+        """
+        return {benchmark.name: benchmark for benchmark in self.benchmarks}
+
     def check(self, args: argparse.Namespace) -> None:
         """What can be wrong in the command line alone.
 

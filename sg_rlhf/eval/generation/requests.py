@@ -85,6 +85,7 @@ def grade_fields(grade: Grade) -> Row:
     """The part of a stored sample that grading decides."""
     return {
         "correct": grade.correct,
+        "reward": grade.reward,
         "extracted": grade.extracted,
         "reason": str(grade.reason),
         **({"graders": dict(grade.others)} if grade.others else {}),

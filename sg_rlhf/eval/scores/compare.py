@@ -224,8 +224,9 @@ def _check_same(a: RunResults, b: RunResults, names: Sequence[str]) -> None:
         found: dict[str, Any] = {
             name: {key: asked[name].get(key) for key in _SAME} for name in names
         }
-        # How questions are searched, and a server's chat, decide an answer as the settings do.
-        return {**found, **{key: side.request.get(key) for key in ("search", "chat")}}
+        # These decide an answer, or its grade, as the settings do.
+        also = ("search", "chat", "chat_template_kwargs", "reward")
+        return {**found, **{key: side.request.get(key) for key in also}}
 
     changed = differences(decisive(a), decisive(b), "{} in A, {} in B")
     if changed:
@@ -244,7 +245,7 @@ def known_benchmarks(suite: Suite, side: RunResults) -> dict[str, Benchmark]:
     Raises:
         EvalError: a run has one that is not among them.
     """
-    known = {benchmark.name: benchmark for benchmark in suite.benchmarks}
+    known = suite.known(side.request["benchmarks"])
     foreign = next((name for name in side.request["benchmarks"] if name not in known), None)
     if foreign is not None:
         raise EvalError(f"{side.folder}: benchmark {foreign} is not in suite {suite.name}")

@@ -1,0 +1,239 @@
+"""`--data FILE --reward REWARD`: a suite made from one's own rows and a reward of training."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib.util
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sg_rlhf.common import module_paths
+from sg_rlhf.data_io.dataset_writer import sha256_of
+from sg_rlhf.data_io.prompt_rows import DATASOURCE, SUFFIXES, PromptSchema, rows_of
+from sg_rlhf.data_io.prompt_validation import PromptIndex, checked
+from sg_rlhf.eval.scores import metrics
+from sg_rlhf.tasks import registry
+from sg_rlhf.tasks.grade import Grade
+from sg_rlhf.tasks.questions import EvalError, Question, Source, one_line
+from sg_rlhf.tasks.reward_values import reward_fields
+from sg_rlhf.tasks.suite import Benchmark, ExtraTable, Results, Sampling, Suite
+
+NAME = "data"
+#: (response, gold of a question) -> its grade.
+GoldGrader = Callable[[str, Mapping[str, Any]], Grade]
+#: What the messages about rows name, which are written for recipes.
+_KEYS = {
+    "data.input_key=": "--input-key ",
+    "data.label_key=": "--label-key ",
+    " data.apply_chat_template=true": "",
+    ", or messages with": "",
+}
+
+
+class Reward(NamedTuple):
+    """A reward of training.
+
+    Attributes:
+        grade: (response, gold of a question) -> its grade.
+        identity: what names it in `run.json`.
+        label_fault: label -> what is wrong with it, or None.
+    """
+
+    grade: GoldGrader
+    identity: dict[str, str]
+    label_fault: Callable[[Any], str | None] = lambda label: None
+
+
+class RowsSuite(Suite):
+    """One benchmark: the rows of a file, greedy, graded by a reward."""
+
+    def add_options(self, parser: argparse._ActionsContainer) -> None:
+        add = parser.add_argument
+        add(
+            "--data", metavar="FILE", type=Path,
+            help=f"rows to evaluate, as training reads them: {', '.join(SUFFIXES)} (required)",
+        )  # fmt: skip
+        add(
+            "--reward", metavar="R",
+            help="as reward.remote_url of a recipe: domain:NAME, domain:NAME/GRADER or a Python "
+            "file with reward_func (required)",
+        )  # fmt: skip
+        add(
+            "--input-key", metavar="K", default="input",
+            help="field of a row with its prompt (default: input)",
+        )  # fmt: skip
+        add(
+            "--label-key", metavar="K", default="answer",
+            help="field of a row with its label, '' for rows without one (default: answer)",
+        )  # fmt: skip
+
+    def for_arguments(self, args: argparse.Namespace) -> Suite:
+        """The suite with the rows of `--data`."""
+        reward = find_reward(args.reward)
+        if args.rescore is not None:  # the rows are stored
+            return self
+        if args.data is None:
+            raise EvalError(f"--suite {NAME}: --data FILE is missing")
+        questions = read_questions(args.data, args.input_key, args.label_key or None, reward)
+        source = Source(args.data.name, sha256_of(args.data), len(questions))
+        benchmark = replace(
+            _benchmark(args.data.stem), title=args.data.name, size=len(questions),
+            load=lambda folder: (questions, [source]),
+        )  # fmt: skip
+        return replace(self, benchmarks=(benchmark,), training_field=args.input_key)
+
+    def known(self, stored: Mapping[str, Any]) -> dict[str, Benchmark]:
+        return {name: _benchmark(name) for name in stored}
+
+    def with_graders(
+        self, benchmarks: Sequence[Benchmark], args: argparse.Namespace, resources: ExitStack
+    ) -> tuple[Sequence[Benchmark], Mapping[str, Any]]:
+        reward = find_reward(args.reward)
+
+        def grade(pairs: Sequence[tuple[str, Any]]) -> list[Grade]:
+            return [reward.grade(response, gold) for response, gold in pairs]
+
+        graded = [replace(each, grade=grade) for each in benchmarks]
+        return graded, {"reward": reward.identity}
+
+    def statistics(self, rows: Sequence[Mapping[str, Any]], failures: int) -> dict[str, Any]:
+        rewards: dict[str, list[float]] = {}
+        for row in sorted(rows, key=lambda row: (row["id"], row["sample"])):
+            rewards.setdefault(row["id"], []).append(row["reward"])
+        means = [sum(found) / len(found) for found in rewards.values()]
+        return {"mean_reward": metrics.estimate(means, 0).as_dict()}
+
+    def tables(self, results: Results) -> Sequence[ExtraTable]:
+        found = {name: part["mean_reward"] for name, part in results["benchmarks"].items()}
+        rows = [
+            [name, f"{one['value']:.3f}", f"{one['ci95'][0]:.3f} to {one['ci95'][1]:.3f}"]
+            for name, one in found.items()
+        ]
+        note = (
+            "A response is correct if the reward's `extra_logs` have a `correct` above 0, or, "
+            "without one, if `scores` (default: the reward) is at least 1."
+        )
+        heads = ("Data", "Mean reward", "95 % interval")
+        return (ExtraTable("Rewards", "means over the rows", heads, rows, note),)
+
+
+def _benchmark(name: str) -> Benchmark:
+    return Benchmark(
+        name=name, family=name, title=name, size=0, licence="your own",
+        settings=Sampling(temperature=0.0, max_tokens=2048),
+        load=lambda folder: ([], []), grade=lambda pairs: [],
+    )  # fmt: skip
+
+
+ROWS = RowsSuite(NAME, "your own rows", ())
+
+
+def read_questions(
+    path: Path, input_key: str, label_key: str | None, reward: Reward
+) -> list[Question]:
+    """The rows of a file as questions.
+
+    Raises:
+        EvalError: the file or a row cannot be used; names it.
+    """
+    if path.suffix not in SUFFIXES or not path.is_file():
+        raise EvalError(f"--data {path}: expected a file that ends in {', '.join(SUFFIXES)}")
+    if label_key == input_key:
+        raise EvalError(f"--label-key {label_key}: is the prompt's field; expected another one")
+    fields = PromptSchema(input_key, label_key, label_fault=reward.label_fault)
+    try:
+        rows = list(rows_of(str(path), "train", fields))
+        for _ in checked(rows, fields, PromptIndex(keep=True)):
+            pass
+    except ValueError as error:
+        said = str(error)
+        for key, option in _KEYS.items():
+            said = said.replace(key, option)
+        raise EvalError(f"--data {said}") from None
+    flat = [fields.flat(row) for _, row in rows]
+    groups = {row.get(DATASOURCE, "") for row in flat}
+    return [
+        Question(
+            f"row {number}",
+            row[input_key],
+            {"prompt": row[input_key], "label": row[label_key] if label_key else ""},
+            row.get(DATASOURCE, "") if len(groups) > 1 else "",
+        )
+        for number, row in enumerate(flat, start=1)
+    ]
+
+
+def find_reward(given: str | None) -> Reward:
+    """The reward that `--reward` names.
+
+    Raises:
+        EvalError: there is no such reward.
+    """
+    if given is None:
+        raise EvalError(f"--suite {NAME}: --reward is missing, such as domain:kk or my_reward.py")
+    if given.startswith(registry.PREFIX):
+        try:
+            domain, grader = registry.named_in(given)
+        except ValueError as error:
+            raise EvalError(f"--reward {given}: {error}") from None
+        if domain.environment is not None:
+            raise EvalError(f"--reward {given}: a domain of several turns; expected its suite")
+
+        def label_fault(label: Any) -> str | None:
+            try:
+                grader("", label)
+            except ValueError as error:
+                return str(error)
+            return None
+
+        return Reward(
+            lambda response, gold: grader(response, gold["label"]), {"name": given}, label_fault
+        )
+    try:
+        path = Path(module_paths.resolve(given))
+    except ModuleNotFoundError:
+        raise EvalError(f"--reward {given}: no such module is installed") from None
+    function = _reward_function(given, path)
+
+    def own_grade(response: str, gold: Mapping[str, Any]) -> Grade:
+        prompt = gold["prompt"]
+        try:
+            returned = function([prompt + response], [prompt], [gold["label"]])
+            if inspect.isawaitable(returned):
+                returned = asyncio.run(_awaited(returned))
+            found = reward_fields(returned)
+        except Exception as error:  # a user's code raises anything
+            raise EvalError(
+                f"--reward {given}: {type(error).__name__}: {one_line(error)} (prompt "
+                f"{prompt[:60]!r}, label {str(gold['label'])[:60]!r})"
+            ) from error
+        correct = found["extra_logs"].get("correct")
+        is_right = found["scores"] >= 1 if correct is None else correct > 0
+        return Grade(found["rewards"], is_right, "correct" if is_right else "wrong", extracted="")
+
+    return Reward(own_grade, {"name": path.name, "sha256": sha256_of(path)})
+
+
+async def _awaited(returned: Any) -> Any:
+    return await returned
+
+
+def _reward_function(given: str, path: Path) -> Callable[..., Any]:
+    if path.suffix != ".py" or not path.is_file():
+        raise EvalError(f"--reward {given}: expected domain:NAME or a Python file that exists")
+    spec = importlib.util.spec_from_file_location("own_reward", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # a user's code raises anything
+        raise EvalError(f"--reward {given}: {type(error).__name__}: {one_line(error)}") from None
+    function: Callable[..., Any] | None = getattr(module, "reward_func", None)
+    if not callable(function):
+        raise EvalError(f"--reward {given}: defines no reward_func")
+    return function
