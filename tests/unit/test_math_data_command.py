@@ -450,3 +450,24 @@ def test_other_sets_are_compared_where_their_files_are(
     there = make(tmp_path / "there", *arguments)
     assert there["eval_sets"] == fetched["eval_sets"]
     assert (tmp_path / "there" / "amc23.jsonl").is_file()
+
+
+def test_rows_of_a_test_file_are_checked_as_rows_to_train_on(tmp_path, train_file, capsys):
+    rows = [
+        reference_row("Find  $x_3$ in the drawing", "\\frac{3}{7}", 0),  # in the training rows too
+        reference_row("No answer?", " ", 1),
+        reference_row("Who?", "{2", 2),  # refused even as its own answer
+        reference_row("What is 2 + 2?", "4", 3),
+    ]
+    test_file = parquet(tmp_path / "source" / "test.parquet", rows)
+    found = make(tmp_path / "out", "--source", train_file, "--test-file", test_file)
+    assert found["counts"] == {
+        **{name: found["counts"][name] for name in list(found["counts"])[:7]},
+        "test": 2,
+        "test_without_answer_dropped": 1,
+        "test_ungradable_dropped": 1,
+        "test_problems_in_train": 1,
+    }
+    written = lines(tmp_path / "out" / "test.jsonl")
+    assert [golds_of(row["answer"]) for row in written] == [("\\frac{3}{7}",), ("4",)]
+    assert "test problems in train                               1" in capsys.readouterr().out

@@ -20,7 +20,7 @@ def prepare(
     eval_sets: Mapping[str, Sequence[MathRow]],
     options: Options,
 ) -> tuple[list[MathRow], list[MathRow], dict[str, Any]]:
-    """Drop what cannot be trained on, and hold out a part.
+    """Drop what cannot be trained on or graded, and hold out a part.
 
     Dropped are rows without an answer or with golds that the grader refuses, then (`drop_overlap`,
     a level of `overlap.LEVELS`) problems of the evaluation sets, then (`dedup`) repeated problems.
@@ -37,8 +37,14 @@ def prepare(
         DataError: the fraction is outside [0, 1).
     """
     with_gold = [row for row in train if row.golds]
-    refused = _refused_golds(with_gold)
+    test_with_gold = [row for row in test or () if row.golds]
+    refused = _refused_golds([*with_gold, *test_with_gold])
     answered = [row for row in with_gold if row.golds not in refused]
+    of_test: dict[str, int] = {}
+    if test is not None:
+        of_test["test_without_answer_dropped"] = len(test) - len(test_with_gold)
+        test = [row for row in test_with_gold if row.golds not in refused]
+        of_test["test_ungradable_dropped"] = len(test_with_gold) - len(test)
     overlap = _overlap([*answered, *(test or ())], eval_sets, options["ngram"])
     kept = answered
     if options["drop_overlap"]:
@@ -48,7 +54,10 @@ def prepare(
         test = test and [row for row in test if normalise(row.problem) not in leaked]
     unique = _first_of_each(kept) if options["dedup"] else kept
     unique_train = unique
-    if test is None:
+    if test is not None:
+        trained = {normalise(row.problem) for row in unique}
+        of_test["test_problems_in_train"] = sum(normalise(r.problem) in trained for r in test)
+    else:
         unique_train, test = hold_out(unique, options["test_fraction"], options["seed"])
     if not unique_train:
         raise UsageError(f"no training row is left of {len(train)}; nothing was written")
@@ -61,6 +70,7 @@ def prepare(
             "duplicates_dropped": len(kept) - len(unique),
             "train": len(unique_train),
             "test": len(test),
+            **{name: count for name, count in of_test.items() if count},
         },
         "ungradable": [
             {"golds": list(golds), "reason": reason} for golds, reason in refused.items()
