@@ -89,7 +89,7 @@ def make(domain: Domain, data: DataSource[Any], args: argparse.Namespace) -> Non
         for name, entry in manifest["files"].items():
             print(f"  {out / name}  {entry['rows']} rows  sha256 {entry['sha256'][:12]}")
         print(f"  {out / MANIFEST}")
-    if data.next_step is not None:
+    if data.next_step is not None and not args.no_next:
         print(f"Next: {as_typed(data.next_step(out, manifest))}")
 
 
@@ -156,6 +156,10 @@ def _parser(
         sub.add_argument(
             "--force", action="store_true",
             help="write although the folder is not empty (default: refuse)",
+        )  # fmt: skip
+        sub.add_argument(
+            "--no-next", action="store_true",
+            help="do not print the command that trains on the data (default: print it)",
         )  # fmt: skip
         sub.add_argument(
             resources.SKIP, action="store_true",

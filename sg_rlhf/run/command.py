@@ -125,7 +125,8 @@ def _run(
     with contextlib.ExitStack() as stack:
         address = _retriever(request, chosen) if request.domain == "search" else []
         if chosen.data and not dry:
-            _module("sg_rlhf.data", *chosen.data)
+            # This command trains by itself.
+            _module("sg_rlhf.data", *chosen.data, *([] if data_only else ["--no-next"]))
         if data_only:
             return 0
         if request.domain == "search" and not address:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -103,13 +104,16 @@ def plan(options: Options, load_tokenizer: LoadTokenizer) -> BuildPlan[Puzzle]:
 
 
 def next_step(out: Path, manifest: Mapping[str, Any]) -> str:
-    """Training with a recipe whose model knows puzzles of these sizes."""
+    """Training with a recipe whose model knows puzzles of these sizes and reads their form."""
+    model = manifest["prompt"]["chat_template"]
     sizes = (int(size) for counts in manifest["counts"].values() for size in counts)
     tiny = max(sizes, default=0) <= TINY_MODEL_PEOPLE
-    recipe = "grpo_sg_tiny_cpu.yaml" if tiny else "grpo_sg_qwen2.5-3b-instruct.yaml"
+    own = tiny and model is None
+    recipe = "grpo_sg_tiny_cpu.yaml" if own else "grpo_sg_qwen2.5-3b-instruct.yaml"
+    of_model = "" if model is None else f"actor.model_name_or_path={shlex.quote(model)} "
     return (
         f"python -m sg_rlhf.train --config configs/kk/{recipe} "
-        f"data.prompt_dataset={out / 'train.jsonl'} eval.dataset={out / 'test.jsonl'}"
+        f"{of_model}data.prompt_dataset={out / 'train.jsonl'} eval.dataset={out / 'test.jsonl'}"
     )
 
 

@@ -8,10 +8,12 @@ from pathlib import Path
 import pynvml
 import pytest
 
+from sg_rlhf import train
 from sg_rlhf.config import load_config
 from sg_rlhf.config.run_paths import run_dir_of
 from sg_rlhf.overlay.driver.arguments import upstream_arguments
 from sg_rlhf.plan.of_recipe import load_for, plan_of
+from sg_rlhf.run import command
 from sg_rlhf.run.choice import RECIPES, Choice, ChoiceError, Request, choose, host_memory_gib
 from tests.unit.machine.fake_nvml import install
 
@@ -306,3 +308,19 @@ def test_data_of_the_users_choice() -> None:
 def test_data_that_only_the_user_has_is_left_alone() -> None:
     own = chosen_data("kk", "", "data.prompt_dataset=mine/train.jsonl")
     assert own.data == () and own.overrides == () and own.folder is None
+
+
+@pytest.mark.parametrize("data_only", [True, False])
+def test_the_command_that_trains_by_itself_proposes_no_training(
+    data_only: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SG_HARDWARE", "cpu")
+    monkeypatch.setattr(train, "main", lambda words: 1)  # no run
+    status = command.main(["kk", *(["--data-only"] if data_only else [])])
+    said = capfd.readouterr().out
+    assert status == (0 if data_only else 1) and "data/kk_tiny/train.jsonl" in said
+    assert ("Next: " in said) == data_only

@@ -94,6 +94,9 @@ def test_arguments_of_a_template_reach_the_prompts_of_the_data(tmp_path, capsys)
     assert made("tone", '{"tone": "Hm. "}') == 0
     row = json.loads((tmp_path / "tone" / "train.jsonl").read_text())
     assert row["input"].endswith("assistant\nHm. <think>")
+    # The tiny model does not read prompts of another model's form.
+    following = capsys.readouterr().out.partition("Next: ")[2]
+    assert f" actor.model_name_or_path={model} " in following and "tiny_cpu" not in following
     assert made("off", '{"enable_thinking": false}') == 0
     row = json.loads((tmp_path / "off" / "train.jsonl").read_text())
     assert row["input"].endswith("assistant\n<think>")
