@@ -17,6 +17,7 @@ from sg_rlhf.common.environment import versions
 from sg_rlhf.config import Config, ConfigError
 from sg_rlhf.config import resume_compatibility as resume
 from sg_rlhf.overlay.checkpoints import paths
+from sg_rlhf.run_dir import jsonl_log
 from sg_rlhf.run_dir.lock import hold_lock
 
 #: Changed settings that a message names.
@@ -61,16 +62,22 @@ def prepare_run_dir(config: Config, run_dir: Path, allowed: Iterable[str] = ()) 
 
     Raises:
         ConfigError: nothing can be written there, ``ckpt.load_enable`` finds no checkpoint, or the
-            run was started with other settings, data or model.
+            run that trained there was started with other settings, data or model.
     """
     folder = Path(config.value("ckpt.path")) / "_actor"
     try:
         checkpoints = _resume_candidates(config)
         if checkpoints:
-            _check_unchanged(config, run_dir, allowed)
+            _check_unchanged(config, run_dir, allowed, "resume")
             print(f"resuming from {checkpoints[0]} in {folder}")
         elif config.value("ckpt.load_enable"):
             raise ConfigError(f"ckpt.load_enable=true: no checkpoint in {folder}")
+        elif trained := len(jsonl_log.read(run_dir / jsonl_log.METRICS)):
+            _check_unchanged(config, run_dir, allowed, "replace")
+            print(
+                f"starting from the beginning: {run_dir} has {trained} rollouts and no "
+                "checkpoint; their rows are replaced"
+            )
         run_dir.mkdir(parents=True, exist_ok=True)
         write_whole(run_dir / "config.yaml", config.to_yaml())
         resume.save_fingerprints(config, run_dir)
@@ -101,7 +108,7 @@ def _resume_candidates(config: Config) -> list[str]:
     return paths.resume_candidates(path / "_actor")
 
 
-def _check_unchanged(config: Config, run_dir: Path, allowed: Iterable[str]) -> None:
+def _check_unchanged(config: Config, run_dir: Path, allowed: Iterable[str], action: str) -> None:
     try:
         changes = resume.changes(config, run_dir)
     except ConfigError as error:  # written by another version
@@ -119,7 +126,8 @@ def _check_unchanged(config: Config, run_dir: Path, allowed: Iterable[str]) -> N
         other = "SG_RUN_DIR=DIR" if os.environ.get("SG_RUN_DIR") else "--run-dir DIR"
         raise ConfigError(
             f"another run is there: {run_dir} was started with other settings: "
-            f"{'; '.join(shown)}; use another directory with {other}, or resume it with {flags}"
+            f"{'; '.join(shown)}; use another directory with {other}, or {action} it with {flags}"
         )
+    how = "resuming" if action == "resume" else "starting over"
     for change in changes:
-        print(f"resuming with a changed setting: {change}")
+        print(f"{how} with a changed setting: {change}")

@@ -70,6 +70,30 @@ def test_what_changes_the_mathematics_is_refused_by_name(
     assert start(run_dir, data, override)  # from now on it is the run's own
 
 
+def test_rows_of_another_run_are_replaced_only_when_asked(
+    tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After a run that ended before its first checkpoint."""
+    run_dir = tmp_path / "run"
+    start(run_dir, data)
+    start(run_dir, data, "train.seed=7")  # nothing is lost
+    capsys.readouterr()
+    (run_dir / "metrics.jsonl").write_text('{"global_step": 1}\n{"global_step": 2}\n')
+    before = sorted((path, path.read_bytes()) for path in run_dir.iterdir())
+    with pytest.raises(ConfigError) as refused:
+        start(run_dir, data)
+    line = str(refused.value)
+    assert line.startswith(f"another run is there: {run_dir} was started with other settings: ")
+    assert line.endswith("--run-dir DIR, or replace it with --allow-changed train.seed")
+    assert sorted((path, path.read_bytes()) for path in run_dir.iterdir()) == before
+    assert not capsys.readouterr().out
+    said = f"starting from the beginning: {run_dir} has 2 rollouts and no checkpoint; their rows"
+    assert not start(run_dir, data, "train.seed=7")
+    assert capsys.readouterr().out.startswith(said)
+    assert not start(run_dir, data, allowed=("train.seed",))
+    assert said in capsys.readouterr().out
+
+
 def test_a_refusal_stays_short_and_names_the_way_out_of_the_training_scripts(
     run_dir: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
