@@ -141,7 +141,7 @@ def merged_copy(folder: Path, dtype: str | None) -> Path:
     saved = record.get("dtype")
     if saved != (dtype or saved) or not _made_from(folder, base, saved).items() <= record.items():
         raise ModelError(f"{out} is no merged model of these adapters; delete it, then repeat")
-    print(Figures(*(record[name] for name in Figures._fields)).line(saved), flush=True)
+    print(Figures(*(record[name] for name in Figures._fields)).line(str(saved)), flush=True)
     return out
 
 
@@ -221,10 +221,11 @@ def _merged(model: Any, folder: Path, dtype: str) -> tuple[Any, Figures]:
     from peft import PeftConfig, get_peft_model, load_peft_weights, set_peft_model_state_dict
     from peft.tuners.lora import LoraLayer
 
-    config = PeftConfig.from_pretrained(folder)
+    config = PeftConfig.from_pretrained(str(folder))
     config.base_model_name_or_path = None  # only for a warning about another name of the base
     adapted = get_peft_model(model, config).float()
-    loaded = set_peft_model_state_dict(adapted, load_peft_weights(folder, device="cpu"))
+    weights = load_peft_weights(str(folder), device="cpu")
+    loaded: Any = set_peft_model_state_dict(adapted, weights)
     missing = [name for name in loaded.missing_keys if "lora_" in name]
     if missing or loaded.unexpected_keys:
         which = "has none for" if missing else "has adapters for unknown"
@@ -233,9 +234,10 @@ def _merged(model: Any, folder: Path, dtype: str) -> tuple[Any, Figures]:
     to, sums = getattr(torch, dtype), dict.fromkeys(("norm", "moved", "rounded"), 0.0)
     changed = undone = 0
     for layer in (module for module in adapted.modules() if isinstance(module, LoraLayer)):
-        before = layer.get_base_layer().weight.detach().clone()
+        base: Any = layer.get_base_layer()
+        before = base.weight.detach().clone()
         layer.merge(safe_merge=True)
-        after = layer.get_base_layer().weight.detach()
+        after = base.weight.detach()
         sums["norm"] += _square(before)
         sums["moved"] += _square(after - before)
         sums["rounded"] += _square(after.to(to).float() - after)
