@@ -93,9 +93,7 @@ class Config:
             return getattr(self.sg, section)[name]
         if key.startswith("sg."):
             return getattr(self.sg, key.removeprefix("sg."))
-        value = self.values.get(key)
-        # null gives no flag, so upstream takes its default.
-        return flags()[key].default if value is None else value
+        return self.values[key] if key in self.values else flags()[key].default
 
     def clip_range(self) -> tuple[float, float]:
         """(eps_low, eps_high) of the PPO clip, as upstream derives it from its two flags."""
@@ -328,7 +326,7 @@ def _check(
             values[key] = registry.OLD_VALUES.get(checked, checked) if is_text else checked
         else:
             raise ConfigError(_unknown_key(key, where, [*table, *known]))
-    loss = values.get("actor.policy_loss_type") or table["actor.policy_loss_type"].default
+    loss = values.get("actor.policy_loss_type", table["actor.policy_loss_type"].default)
     settings = sg_settings(sg, resolver, str(loss), origin)
     if settings.eval_sets and values.get("eval.dataset"):
         raise ConfigError(

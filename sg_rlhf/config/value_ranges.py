@@ -1,6 +1,6 @@
 """Types and ranges of upstream's values. Upstream does not check ranges and fails much later.
 
-``checks.layout`` refuses counts that are ``null``. Keys of ours have their ranges in
+``checks.layout`` refuses counts without a default that are not set. Keys of ours have their ranges in
 ``sg_settings``. A key without a row takes any finite number.
 """
 
@@ -156,7 +156,10 @@ def range_of(key: str) -> Interval:
 
 
 def checked_value(flag: Flag, value: Any, where: str) -> Any:
-    """A recipe's value of an upstream setting, in the setting's type; None for null.
+    """A recipe's value of an upstream setting, in the setting's type.
+
+    ``null`` stays None where upstream's default is None. Elsewhere it is refused, as upstream would
+    train with its default.
 
     Args:
         flag: the setting.
@@ -173,6 +176,8 @@ def checked_value(flag: Flag, value: Any, where: str) -> Any:
         )
 
     if value is None:
+        if flag.default is not None:
+            raise ConfigError(_null_message(flag, where))
         return None
     if flag.kind == "switch":
         if not isinstance(value, bool):
@@ -186,6 +191,15 @@ def checked_value(flag: Flag, value: Any, where: str) -> Any:
     return _in_range(flag, _scalar(flag, value, fail), where)
 
 
+def _null_message(flag: Flag, where: str) -> str:
+    default = list(flag.default) if isinstance(flag.default, tuple) else flag.default
+    shown = str(default).lower() if isinstance(default, bool) else default
+    return (
+        f"{where}: {flag.dest}=null: expected {flag.describe()}; OpenRLHF would take its default, "
+        f"{redact(flag.dest, shown)!r}: set a value, or leave the key out"
+    )
+
+
 def _in_range(flag: Flag, value: Any, where: str) -> Any:
     expected = violation(flag.dest, value)
     if expected is not None:
@@ -196,7 +210,7 @@ def _in_range(flag: Flag, value: Any, where: str) -> Any:
 def _scalar(flag: Flag, value: Any, fail: Callable[[], ConfigError]) -> Any:
     if isinstance(value, bool) and flag.choices and "off" in flag.choices:
         value = "on" if value else "off"  # YAML reads the bare words as booleans
-    if isinstance(value, (list, dict)) or (isinstance(value, bool) and flag.type is not str):
+    if value is None or isinstance(value, (list, dict)) or (isinstance(value, bool) and flag.type is not str):
         raise fail()
     if flag.type is int and not (isinstance(value, int) or _is_whole(value)):
         raise fail()

@@ -25,7 +25,7 @@ COUNTS = (
 
 
 def check_counts(value: Value) -> None:
-    """Refuse a missing count, or one below 1 (``null`` may be set where a default is)."""
+    """Refuse a missing count, or one below 1."""
     for key in COUNTS:
         count = value(key)
         if count is None or count < 1:

@@ -56,7 +56,7 @@ def upstream_arguments(config: Config) -> argparse.Namespace:
 def _flat(config: Config) -> dict[str, Any]:
     """Every upstream setting by its dotted key; upstream changes lists in place, so copies."""
     flat = {key: copy.deepcopy(config.value(key)) for key in flags()}
-    if config.values.get("ds.attn_implementation") is None:
+    if "ds.attn_implementation" not in config.values:
         # Upstream's default is flash-attn, which the locked environment does not have.
         flat["ds.attn_implementation"] = packed_attention.VARLEN
     for key in MODULE_KEYS:

@@ -318,9 +318,21 @@ def test_a_key_of_ours_beside_upstreams(tmp_path: Path, capsys: pytest.CaptureFi
     assert "actor.fused_logprobs: off" in capsys.readouterr().out
 
 
-def test_null_is_upstreams_default() -> None:
-    config = load_config(None, ["actor.policy_loss_type=null", "actor.eps_clip=null"])
-    assert config.value("actor.policy_loss_type") == "ppo" and config.clip_range() == (0.2, 0.2)
+@pytest.mark.parametrize("key", flags())
+def test_null_is_the_value_that_trains_or_is_refused(key: str) -> None:
+    """Where upstream has a default, ``null`` would train with that and be stored as null."""
+    for given in (f"{key}=null", f"{key}="):  # the latter: a shell variable that is not set
+        if flags()[key].default is None:
+            assert load_config(None, [given]).value(key) is None
+            continue
+        with pytest.raises(ConfigError, match=f"command line: {key}=null: expected ") as refusal:
+            load_config(None, [given])
+        assert "\n" not in str(refusal.value)
+
+
+def test_a_list_has_no_null() -> None:
+    with pytest.raises(ConfigError, match="expected a list"):
+        load_config(None, ["ds.lora.target_modules=[q_proj,null]"])
 
 
 def test_off_is_a_choice_and_not_yamls_false(tmp_path: Path) -> None:
