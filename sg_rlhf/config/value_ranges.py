@@ -1,7 +1,7 @@
 """Types and ranges of upstream's values. Upstream does not check ranges and fails much later.
 
-``checks.layout`` refuses counts without a default that are not set. Keys of ours have their ranges in
-``sg_settings``. A key without a row takes any finite number.
+``checks.layout`` refuses counts without a default that are not set. Keys of ours have their ranges
+in ``sg_settings``. A key without a row takes any finite number.
 """
 
 from __future__ import annotations
@@ -210,7 +210,11 @@ def _in_range(flag: Flag, value: Any, where: str) -> Any:
 def _scalar(flag: Flag, value: Any, fail: Callable[[], ConfigError]) -> Any:
     if isinstance(value, bool) and flag.choices and "off" in flag.choices:
         value = "on" if value else "off"  # YAML reads the bare words as booleans
-    if value is None or isinstance(value, (list, dict)) or (isinstance(value, bool) and flag.type is not str):
+    if (
+        value is None
+        or isinstance(value, (list, dict))
+        or (isinstance(value, bool) and flag.type is not str)
+    ):
         raise fail()
     if flag.type is int and not (isinstance(value, int) or _is_whole(value)):
         raise fail()
