@@ -37,8 +37,8 @@ from sg_rlhf.overlay.driver.arguments import (
 )
 from sg_rlhf.overlay.driver.prepare import not_writable, prepare_run_dir, run_lock
 from sg_rlhf.overlay.patches.version import check_version
+from sg_rlhf.overlay.reporting import graceful_stop
 from sg_rlhf.overlay.reporting.errors import UnusablePrompts
-from sg_rlhf.overlay.reporting.graceful_stop import TerminatedNow
 from sg_rlhf.plan.of_recipe import Plan, plan_of, write_predicted
 from sg_rlhf.run_dir.lock import RunLocked
 from sg_rlhf.weights.describe import describe_loss
@@ -277,7 +277,8 @@ def print_summary(run_dir: Path) -> None:
 def main(argv: list[str] | None = None, *, summarise: bool = True) -> int:
     """Train. Without ``summarise`` the caller prints how the run ended.
 
-    Exit status 0; 2 for a wrong recipe; 1 when the run stopped; 130 or 143 by a signal.
+    Exit status 0; 2 for a wrong recipe; 1 when the run stopped; 129, 130 or 143 by a
+    signal.
     """
     driver.install_signal_handlers()
     arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
@@ -303,9 +304,11 @@ def main(argv: list[str] | None = None, *, summarise: bool = True) -> int:
         except REFUSALS as error:
             print(f"error: {as_typed(redact_text(str(error)))}", file=sys.stderr)
             return 2
-        except TerminatedNow:
-            print("terminated by SIGTERM before the run began", file=sys.stderr)
-            return 143
+        except graceful_stop.TerminatedNow:
+            print(
+                f"terminated by {graceful_stop.signal_name()} before the run began", file=sys.stderr
+            )
+            return graceful_stop.exit_status()
         except KeyboardInterrupt:
             print("interrupted before the run began", file=sys.stderr)
             return 130

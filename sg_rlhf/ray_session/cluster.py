@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import psutil
 import ray
+from ray._private import services
 
 from sg_rlhf.common.text import single_line
 from sg_rlhf.ray_session import auth_token
@@ -74,7 +76,8 @@ def start(*, attempts: int = 3, seconds: float = 180.0, **options: Any) -> None:
     for attempt in range(1, attempts + 1):
         before = psutil.Process().children(recursive=True)
         try:
-            _call_within(seconds, ray.init, address="local", include_dashboard=False, **options)
+            with _in_own_session():
+                _call_within(seconds, ray.init, address="local", include_dashboard=False, **options)
             return
         except Exception as error:  # Ray raises bare exceptions
             started = {*psutil.Process().children(recursive=True)}
@@ -87,6 +90,21 @@ def start(*, attempts: int = 3, seconds: float = 180.0, **options: Any) -> None:
                     f"Ray did not start (attempt {attempt}): {single_line(error)} (load average "
                     f"{os.getloadavg()[0]:.0f} on {os.cpu_count()} cores)"
                 ) from error
+
+
+@contextlib.contextmanager
+def _in_own_session() -> Iterator[None]:
+    """Ray's processes get a session of their own, which a signal to our process group spares.
+
+    Else ``timeout``, ``kill -- -GROUP`` and a closed terminal end them before the run has saved.
+    They still end with this process: Ray asks Linux for that.
+    """
+    popen = services.ConsolePopen
+    services.ConsolePopen = functools.partial(popen, start_new_session=True)
+    try:
+        yield
+    finally:
+        services.ConsolePopen = popen
 
 
 def _call_within(seconds: float, function: Callable[..., object], **options: Any) -> None:

@@ -75,11 +75,12 @@ def run(tmp_path: Path, data: Data, request: pytest.FixtureRequest) -> Iterator[
     """With further overrides where it has a parameter."""
     folder = tmp_path / "run"
     more = getattr(request, "param", ())
+    before = more[:2] if more[:1] == ["timeout"] else []
     process = subprocess.Popen(
-        command(
+        [*before, *command(
             folder, data, "ckpt.save_steps=1", "sg.eval_at_start=false", "sg.engine_timeout=15",
-            "eval.steps=-1", "train.num_episodes=30", *more,
-        ),
+            "eval.steps=-1", "train.num_episodes=30", *more[len(before):],
+        )],
         cwd=ROOT, env=environment(), text=True, start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
@@ -163,4 +164,49 @@ def test_an_engine_that_may_not_be_replaced(run: Run, harm: signal.Signals, line
     assert lines[-1].startswith(line), lines[-3:]
     assert "the same command " in lines[-1]
     assert not any("Traceback" in line for line in lines)
+    run.nothing_is_left()
+
+
+#: Every rollout but the first two is without a checkpoint, unless a signal asks for one.
+RARELY = "ckpt.save_steps=2"
+
+
+@pytest.mark.parametrize(
+    ("run", "sent", "status", "line"),
+    [
+        # It signals its child, and then the child's process group.
+        (["timeout", "3600", RARELY], signal.SIGTERM, 143, "terminated by SIGTERM, after rollout "),
+        ([RARELY], signal.SIGTERM, 143, "terminated by SIGTERM, after rollout "),
+        ([RARELY], signal.SIGHUP, 129, "terminated by SIGHUP, after rollout "),
+        ([RARELY], signal.SIGINT, 130, "interrupted; the same command resumes from "),
+    ],
+    indirect=["run"],
+)
+def test_a_signal_to_the_process_group(
+    run: Run, sent: signal.Signals, status: int, line: str
+) -> None:
+    run.while_it_samples()
+    if "timeout" in run.process.args:
+        run.process.send_signal(sent)
+    else:
+        os.killpg(run.process.pid, sent)
+    ended, lines = run.end()
+    assert (ended, lines[-1][: len(line)]) == (status, line), lines[-3:]
+    assert not any("Traceback" in said for said in lines)
+    if " after rollout " in line:  # saved, although none was due
+        done = run.metrics()[-1]["global_step"]
+        assert lines[-1].endswith(f"resumes from the last checkpoint, global_step{done}")
+    run.nothing_is_left()
+
+
+def test_a_service_manager_signals_every_process(run: Run) -> None:
+    """It ends Ray's processes too, so the run resumes from its last checkpoint."""
+    run.while_it_samples()
+    everything = psutil.Process(run.process.pid).children(recursive=True)
+    for process in [psutil.Process(run.process.pid), *everything]:
+        process.send_signal(signal.SIGTERM)
+    status, lines = run.end()
+    assert status == 143, lines[-3:]
+    assert lines[-1].startswith("terminated by SIGTERM, ") and "Traceback" not in lines[-1]
+    assert "; the same command resumes from the last checkpoint, global_step" in lines[-1]
     run.nothing_is_left()

@@ -24,9 +24,6 @@ from sg_rlhf.overlay.fork_server import client as fork_server
 from sg_rlhf.overlay.reporting import graceful_stop
 from sg_rlhf.ray_session import auth_token
 
-#: Signals that end a run.
-ENDING = (signal.SIGINT, signal.SIGTERM)
-
 
 @contextlib.contextmanager
 def fork_server_for_cpu() -> Iterator[fork_server.ForkServer | None]:
@@ -109,7 +106,8 @@ def train(
             raise
         finally:
             # A second Ctrl-C or SIGTERM must not leave the cluster half down.
-            previous = {n: signal.signal(n, signal.SIG_IGN) for n in ENDING}
+            ending = [signal.SIGINT, *graceful_stop.signals()]
+            previous = {n: signal.signal(n, signal.SIG_IGN) for n in ending}
             session.shut_down(local, args.sg.run_dir, workers=workers)
             for number, handler in previous.items():
                 signal.signal(number, handler)
@@ -165,11 +163,12 @@ def main(
 
     Returns:
         The exit status: 0, 2 for bad usage, 1 when the run stopped, 130 interrupted, 143
-        terminated (SIGTERM).
+        terminated (SIGTERM), 129 for SIGHUP.
     """
     from sg_rlhf.overlay.reporting import activity
     from sg_rlhf.overlay.reporting.errors import (
         CheckpointError,
+        EngineLost,
         RunStopped,
         Terminated,
         UnusablePrompts,
@@ -187,9 +186,10 @@ def main(
         print(f"error: {as_typed(redact_text(str(error)))}", file=sys.stderr)
         return 2
     except (Terminated, graceful_stop.TerminatedNow) as error:
-        print(f"terminated by SIGTERM, {error}{_resume_hint(args)}", file=sys.stderr)
-        return 143
+        return _terminated(args, str(error))
     except RunStopped as error:
+        if graceful_stop.requested() and isinstance(error, EngineLost):
+            return _terminated(args, _lost_too(error))
         message = as_typed(redact_text(str(error)))
         if not isinstance(error, CheckpointError) and args.sg.run_dir:  # else there is none
             during = activity.last_status(Path(args.sg.run_dir))
@@ -203,6 +203,8 @@ def main(
         from sg_rlhf.overlay.reporting import error_report
         from sg_rlhf.overlay.rollout import engine_monitor
 
+        if graceful_stop.requested():
+            return _terminated(args, _lost_too(error_report.summarize(error)))
         if not args.sg.run_dir:
             raise
         during = activity.last_status(Path(args.sg.run_dir))
@@ -217,6 +219,20 @@ def main(
     return 0
 
 
+def _terminated(args: Any, when: str) -> int:
+    """Say that a signal ended the run; the exit status."""
+    print(
+        redact_text(f"terminated by {graceful_stop.signal_name()}, {when}{_resume_hint(args)}"),
+        file=sys.stderr,
+    )
+    return graceful_stop.exit_status()
+
+
+def _lost_too(error: object) -> str:
+    """When a run ended whose other processes got the signal as well, as from a service manager."""
+    return f"before the rollout's end, as its other processes ended too ({as_typed(str(error))})"
+
+
 def _resume_hint(args: Any) -> str:
     """The checkpoint that the same command resumes from, as the end of a message."""
     if not args.sg.run_dir:
@@ -228,13 +244,9 @@ def _resume_hint(args: Any) -> str:
 
 
 def install_signal_handlers() -> None:
-    """Make SIGINT and SIGTERM end the run.
+    """Make SIGINT, SIGTERM and SIGHUP end the run.
 
     A shell starts background jobs with SIGINT ignored, so it is set explicitly.
     """
-    signal.signal(signal.SIGINT, _interrupt)
-    signal.signal(signal.SIGTERM, graceful_stop.interrupt)
-
-
-def _interrupt(_signum: int, _frame: Any) -> None:
-    raise KeyboardInterrupt
+    for number in (signal.SIGINT, *graceful_stop.signals()):
+        signal.signal(number, graceful_stop.interrupt)

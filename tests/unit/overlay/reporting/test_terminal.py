@@ -228,7 +228,7 @@ try:
         for _ in range(100_000):
             time.sleep(0.05)
             if graceful_stop.stop_requested(Path(sys.argv[1]) if sys.argv[1] else None):
-                print("asked", flush=True)
+                print("asked by", graceful_stop.signal_name(), flush=True)
                 if sys.argv[3] == "heeds":
                     break
 except graceful_stop.TerminatedNow as error:
@@ -236,10 +236,10 @@ except graceful_stop.TerminatedNow as error:
 """
 
 
-def waiting(folder: Path | str, seconds: float, heeds: str) -> subprocess.Popen[str]:
+def waiting(folder: Path | str, seconds: float, heeds: str, *before: str) -> subprocess.Popen[str]:
     process = subprocess.Popen(
-        [sys.executable, "-c", WAITS, str(folder), str(seconds), heeds],
-        stdout=subprocess.PIPE, text=True,
+        [*before, sys.executable, "-c", WAITS, str(folder), str(seconds), heeds],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
     )  # fmt: skip
     assert process.stdout is not None and process.stdout.readline() == "waits\n"
     return process
@@ -250,7 +250,7 @@ def test_the_controller_is_asked_and_nothing_is_left(tmp_path: Path) -> None:
     process = waiting(tmp_path, 3600, "heeds")
     assert not graceful_stop.stop_requested(tmp_path)
     process.send_signal(signal.SIGTERM)
-    assert process.communicate(timeout=300)[0] == "asked\n"
+    assert process.communicate(timeout=300)[0] == "asked by SIGTERM\n"
     assert not graceful_stop.stop_requested(tmp_path)
 
 
@@ -266,9 +266,22 @@ def test_it_ends_when_the_time_is_over(tmp_path: Path) -> None:
 def test_a_second_one_ends_it_at_once(tmp_path: Path) -> None:
     process = waiting(tmp_path, 3600, "not")
     process.send_signal(signal.SIGTERM)
-    assert process.stdout is not None and process.stdout.readline() == "asked\n"
+    assert process.stdout is not None and process.stdout.readline() == "asked by SIGTERM\n"
+    process.send_signal(signal.SIGTERM)  # `timeout` sends one to its child and one to the group
+    time.sleep(graceful_stop.REPEAT_SECONDS + 0.5)
+    assert process.poll() is None
     process.send_signal(signal.SIGTERM)
     assert process.communicate(timeout=300)[0].splitlines()[-1] == "ended: at once"
+
+
+def test_a_closed_terminal_asks_too_and_nohup_keeps_it(tmp_path: Path) -> None:
+    process = waiting(tmp_path, 3600, "heeds")
+    process.send_signal(signal.SIGHUP)
+    assert process.communicate(timeout=300)[0] == "asked by SIGHUP\n"
+    process = waiting(tmp_path, 3600, "heeds", "nohup")
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=300)[0] == "asked by SIGTERM\n"
 
 
 def test_without_a_run_directory_at_once() -> None:
@@ -277,6 +290,7 @@ def test_without_a_run_directory_at_once() -> None:
     assert process.communicate(timeout=300)[0] == "ended: at once\n"
 
 
-def test_before_there_is_anything_to_save() -> None:
+def test_before_there_is_anything_to_save(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graceful_stop._Received, "number", None)
     with pytest.raises(KeyboardInterrupt, match="before the first rollout"):
         graceful_stop.interrupt(signal.SIGTERM, None)
