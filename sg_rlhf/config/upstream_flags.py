@@ -31,6 +31,12 @@ SHIPPED = Path(__file__).with_suffix(".json")
 #: OpenRLHF publishes a wheel for this Python alone. The rest of the package runs on newer ones.
 PIPELINE_PYTHON = (3, 11)
 
+#: Schedules of transformers that run with the arguments that upstream gives. The others need a
+#: metric at each step, or the number of their decay steps.
+SCHEDULES = (
+    "constant", "constant_with_warmup", "linear", "cosine", "cosine_with_restarts", "polynomial",
+    "inverse_sqrt", "cosine_with_min_lr", "cosine_warmup_with_min_lr",
+)  # fmt: skip
 #: What the overlay adds to upstream's choices.
 POLICY_LOSS_TYPES = ("weighted_ppo", *(n for n in OBJECTIVES if n != "ppo"))
 KL_ESTIMATORS = ("wk3", "wk3_eq11")
@@ -41,7 +47,11 @@ EXTRA_CHOICES = {
     "actor.loss_agg_mode": (PROMPT_MEAN,),
     "algo.kl.estimator": KL_ESTIMATORS,
     "ds.param_dtype": ("fp32",),
+    "actor.lr_scheduler": SCHEDULES,
+    "critic.lr_scheduler": SCHEDULES,
 }
+#: Of these, the keys for which upstream takes any text.
+ANY_TEXT = ("actor.lr_scheduler", "critic.lr_scheduler")
 
 
 class UpstreamChanged(RuntimeError):
@@ -116,9 +126,9 @@ def build_parser() -> argparse.ArgumentParser:
     by_dest = {action.dest: action for action in parser._actions}
     for dest, extra in EXTRA_CHOICES.items():
         action = by_dest.get(dest)
-        if action is None or action.choices is None:
+        if action is None or (action.choices is None) != (dest in ANY_TEXT):
             raise UpstreamChanged(f"{block.path}: flag --{dest} with choices is gone")
-        action.choices = [*action.choices, *extra]
+        action.choices = [*(action.choices or ()), *extra]
     return parser
 
 
@@ -213,6 +223,8 @@ def as_json(table: dict[str, Flag]) -> str:
         if flag.choices:
             added = EXTRA_CHOICES.get(dest, ())
             entry["choices"] = [choice for choice in flag.choices if choice not in added]
+        if dest in ANY_TEXT:
+            del entry["choices"]
         lines.append(f"{json.dumps(dest)}: {json.dumps(entry)}")
     return "{\n" + ",\n".join(lines) + "\n}\n"
 

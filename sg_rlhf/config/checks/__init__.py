@@ -21,6 +21,7 @@ CHECKS = (
     losses.check_advantages,
     losses.check_aggregation,
     losses.check_weighting,
+    losses.check_schedule,
     losses.check_nonfinite,
 )
 

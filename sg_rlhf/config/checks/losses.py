@@ -11,6 +11,9 @@ from sg_rlhf.config.derived.topology import Value
 from sg_rlhf.config.upstream_flags import KL_ESTIMATORS, POLICY_LOSS_TYPES, PROMPT_MEAN
 from sg_rlhf.config.weighting_resolution import built_objective, built_weighting, check_update
 
+#: ``lr_end`` of transformers' polynomial schedule.
+POLYNOMIAL_END = 1e-7
+
 
 def check_advantages(value: Value) -> None:
     """Refuse the population standard deviation where nothing divides by it."""
@@ -83,6 +86,16 @@ def _check_lopti(value: Value) -> None:
             f"actor.lr_scheduler={value('actor.lr_scheduler')}: expected constant or "
             "constant_with_warmup with sg.update=lopti, which takes twice the optimizer steps "
             "that a schedule is made for"
+        )
+
+
+def check_schedule(value: Value) -> None:
+    """Refuse a learning rate below the one at which a polynomial schedule ends."""
+    rate = value("actor.adam.lr" if value("actor.optim") == "adam" else "actor.muon.lr")
+    if value("actor.lr_scheduler") == "polynomial" and rate <= POLYNOMIAL_END:
+        raise ValueError(
+            f"actor.lr_scheduler=polynomial: ends at a rate of {POLYNOMIAL_END:g}, so it needs a "
+            f"rate above (actor.adam.lr={rate:g}); use linear, which ends at 0"
         )
 
 

@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import get_scheduler
+from transformers.trainer_utils import SchedulerType
 
 from sg_rlhf.config import ConfigError, load_config, upstream_flags
 from sg_rlhf.config.upstream_flags import SHIPPED, UpstreamMissing, as_json, flags
@@ -26,6 +29,33 @@ ARGUMENTS = [
 def test_the_shipped_table_is_that_of_the_installed_upstream() -> None:
     assert SHIPPED.read_text() == as_json(flags()), f"python -c '{WRITE}'"
     assert as_json(upstream_flags.shipped_flags()) == as_json(flags())
+
+
+def runs(schedule: str) -> bool:
+    """Whether it runs as OpenRLHF makes it and DeepSpeed steps it."""
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.AdamW([parameter], lr=1e-3)
+    more = {"min_lr_rate": 0.1} if schedule.endswith("_with_min_lr") else {}
+    try:
+        scheduler = get_scheduler(schedule, optimizer, 2, 20, more)
+        for _ in range(25):
+            optimizer.step()
+            scheduler.step()
+    except TypeError:
+        return False
+    return all(0 <= rate <= 1e-3 for rate in scheduler.get_last_lr())
+
+
+def test_every_schedule_that_runs_is_accepted_and_no_other() -> None:
+    for schedule in (each.value for each in SchedulerType):
+        overrides = [f"{who}.lr_scheduler={schedule}" for who in ("actor", "critic")]
+        if runs(schedule):
+            assert load_config(None, overrides).value("actor.lr_scheduler") == schedule
+            continue
+        for override in overrides:
+            with pytest.raises(ConfigError, match=f"'{schedule}': expected one of constant, "):
+                load_config(None, [override])
+    assert set(upstream_flags.SCHEDULES) == {s.value for s in SchedulerType if runs(s.value)}
 
 
 def test_a_recipe_can_be_read_without_upstream(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -153,6 +153,7 @@ def test_every_shipped_recipe_divides_evenly(recipe: Path) -> None:
             "up to 3 rollouts of rollout.batch_size=64, of which the last is 2 weight syncs old",
         ),
         ("vllm.num_engines=null", "vllm.num_engines: not set: expected 1 or more"),
+        ("actor.lr_scheduler=polynomial actor.adam.lr=1e-7", "actor.lr_scheduler=polynomial: ends"),
         ("vllm.num_engines=0", "vllm.num_engines=0: expected 1 or more"),
         ("algo.advantage.estimator=gae reward.remote_url=null", "reward.remote_url: not set"),
         ("actor.num_gpus_per_node=4 vllm.num_engines=4", "actor.num_gpus_per_node=4, ref.num_gpus"),
