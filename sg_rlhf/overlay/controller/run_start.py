@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,11 @@ from sg_rlhf.run_dir import jsonl_log
 
 
 def prepare_run_dir(
-    run_dir: Path, resumed_at: int, plan: rollout_plan.Plan, processes: dict[str, Any]
+    run_dir: Path,
+    resumed_at: int,
+    plan: rollout_plan.Plan,
+    processes: dict[str, Any],
+    remarks: Sequence[str] = (),
 ) -> None:
     """Write placement and plan, and drop log rows after the checkpoint.
 
@@ -25,6 +31,7 @@ def prepare_run_dir(
         resumed_at: rollouts trained before; 0 for a new run.
         plan: of the run.
         processes: Ray actors by role.
+        remarks: further lines for the terminal.
     """
     nodes = locations.group_by_node(
         {
@@ -35,7 +42,7 @@ def prepare_run_dir(
     locations.save(nodes, run_dir)
     # A run that starts over repeats the evaluation before its first rollout, too.
     jsonl_log.drop_after(run_dir, resumed_at or -1)
-    write_plan(run_dir, plan, nodes)
+    write_plan(run_dir, plan, nodes, remarks)
 
 
 def processes(controller: Any) -> dict[str, Any]:
@@ -54,15 +61,21 @@ def processes(controller: Any) -> dict[str, Any]:
     return {**ranks, "rollout engine": controller.vllm_engines or []}
 
 
-def write_plan(run_dir: Path, plan: rollout_plan.Plan, nodes: dict[str, dict[str, Any]]) -> None:
+def write_plan(
+    run_dir: Path,
+    plan: rollout_plan.Plan,
+    nodes: dict[str, dict[str, Any]],
+    more: Sequence[str] = (),
+) -> None:
     """Write the number of rollouts and remarks for the terminal.
 
     Args:
         run_dir: of the run.
         plan: of the run.
         nodes: processes by node (:func:`sg_rlhf.overlay.cluster.locations.group_by_node`).
+        more: further remarks.
     """
-    remarks = [plan.remark()] if plan.remark() else []
+    remarks = [*([plan.remark()] if plan.remark() else []), *more]
     if len(nodes) > 1:
         remarks += locations.format_lines(nodes)
     write_whole(
@@ -70,6 +83,30 @@ def write_plan(run_dir: Path, plan: rollout_plan.Plan, nodes: dict[str, dict[str
     )
     for remark in remarks:
         print(remark)  # with sg.verbose no progress bar shows the plan
+
+
+def rate_remarks(args: Any, rates: tuple[float, float, float], steps: int) -> list[str]:
+    """What the recipe's schedule does to a resumed run's learning rate; often nothing.
+
+    Args:
+        args: upstream's nested namespace.
+        rates: see :func:`sg_rlhf.overlay.learner.actor.resumed_rates`.
+        steps: optimizer steps of the whole run.
+    """
+    before, now, base = rates
+    remarks = []
+    if not math.isclose(before, now, rel_tol=1e-6):
+        remarks.append(
+            f"learning rate: {before:g} at the checkpoint, {now:g} from here on: "
+            f"actor.lr_scheduler={args.actor.lr_scheduler} now ends after {steps} optimizer steps"
+        )
+    wanted = args.actor.adam.lr
+    if args.actor.optim == "adam" and not math.isclose(wanted, base, rel_tol=1e-6):
+        remarks.append(
+            f"learning rate: actor.adam.lr={wanted:g} is not used: a resumed run keeps {base:g}; "
+            "for another rate start another run from the checkpoint's model"
+        )
+    return remarks
 
 
 def check_resumable(args: Any, states: dict[str, Any]) -> None:

@@ -138,7 +138,11 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         repeats_evaluation = False
         if self._run_dir is not None:
             run_start.prepare_run_dir(
-                self._run_dir, resumed_at, self._plan, run_start.processes(self)
+                self._run_dir,
+                resumed_at,
+                self._plan,
+                run_start.processes(self),
+                self._rate_remarks() if resumed_at else (),
             )
             repeats_evaluation = self._evaluation.was_interrupted(self._run_dir, resumed_at)
         self._restore(states)
@@ -167,6 +171,11 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
             )
         if self._sg.eval_at_end:
             self._evaluation.run(self._global_step)
+
+    def _rate_remarks(self) -> list[str]:
+        rank = self.actor_model_group._actor_handlers[0]
+        rates = ray.get(rank.resumed_rates.remote())
+        return run_start.rate_remarks(self.args, rates, self._plan.optimizer_steps)
 
     def _train(self, first_episode: int, consumed_prompts: int) -> None:
         """Run rollout steps until the last epoch is over.

@@ -19,10 +19,26 @@ from sg_rlhf.overlay.rollout.async_buffer import BUFFER_KEY
 from sg_rlhf.overlay.weight_sync import sender
 
 
+def resumed_rates(scheduler: Any) -> tuple[float, float, float]:
+    """The learning rates of a run that has loaded a checkpoint.
+
+    Args:
+        scheduler: transformers' schedule, a ``LambdaLR``.
+
+    Returns:
+        The rate at the checkpoint, the rate of this run's schedule after the same number of steps,
+        and the rate that the schedule scales. The first and the last are the checkpoint's.
+    """
+    base = float(scheduler.base_lrs[0])
+    rate = base * scheduler.lr_lambdas[0](scheduler.last_epoch)
+    return float(scheduler.get_last_lr()[0]), float(rate), base
+
+
 class SGPolicyModelActor(upstream.PolicyModelActor.__ray_metadata__.modified_class):
     """Upstream's policy actor, with our update, checkpoints and checks."""
 
     actor: Any
+    actor_scheduler: Any
     trainer: Any
     strategy: Any
     disable_ds_ckpt: bool
@@ -83,6 +99,10 @@ class SGPolicyModelActor(upstream.PolicyModelActor.__ray_metadata__.modified_cla
         trainer = self.trainer
         if not trainer.use_cuda_ipc and torch.distributed.get_rank() == 0:
             trainer._init_vllm_sync_group(self.strategy.args.vllm.sync_backend)
+
+    def resumed_rates(self) -> tuple[float, float, float]:
+        """See :func:`resumed_rates`."""
+        return resumed_rates(self.actor_scheduler)
 
     def sync_deadline(self) -> float:
         """Seconds that the engines have for a weight sync; infinity with upstream's sync."""

@@ -14,6 +14,7 @@ import pytest
 import ray
 import torch
 from torchdata.stateful_dataloader import StatefulDataLoader
+from transformers import get_scheduler
 
 from sg_rlhf.config.derived.async_config import AsyncConfig
 from sg_rlhf.overlay.controller import engine_sync, rollout_stats, run_start
@@ -25,6 +26,7 @@ from sg_rlhf.overlay.controller.metric_log import MetricLog
 from sg_rlhf.overlay.controller.sample_log import SampleLog
 from sg_rlhf.overlay.controller.trainer import SGPPOTrainer
 from sg_rlhf.overlay.driver import run as cli
+from sg_rlhf.overlay.learner.actor import resumed_rates
 from sg_rlhf.overlay.reporting import activity
 from sg_rlhf.overlay.reporting import terminal as progress
 from sg_rlhf.overlay.reporting.errors import (
@@ -93,6 +95,42 @@ def log_to(made: Any, run_dir: Path | None) -> None:
     made._evaluation = EvaluationLoop(
         made.args, [], None, made.samples_generator, {}, made._clock, made._log
     )
+
+
+def test_a_resumed_run_says_which_learning_rate_it_goes_on_with(tmp_path: Path) -> None:
+    """Checkpoints have the schedule's step and base rate, and not its length."""
+    made, name = trainer(), "cosine_with_min_lr"
+
+    def scheduler(steps: int, lr: float) -> torch.optim.lr_scheduler.LambdaLR:
+        optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(2))], lr=lr)
+        return get_scheduler(name, optimizer, 0, steps, {"min_lr_rate": 0.1})
+
+    done = scheduler(8, 2e-4)
+    for _ in range(8):
+        done.optimizer.step()
+        done.step()
+
+    def remarks(steps: int, lr: float) -> list[str]:
+        resumed = scheduler(steps, lr)
+        resumed.load_state_dict(done.state_dict())
+        made.args.actor = SimpleNamespace(
+            lr_scheduler=name, optim="adam", adam=SimpleNamespace(lr=lr)
+        )
+        return run_start.rate_remarks(made.args, resumed_rates(resumed), steps)
+
+    assert remarks(8, 2e-4) == []
+    longer = (
+        "learning rate: 2e-05 at the checkpoint, 0.00011 from here on: "
+        "actor.lr_scheduler=cosine_with_min_lr now ends after 16 optimizer steps"
+    )
+    assert remarks(16, 2e-4) == [longer]
+    assert remarks(16, 3e-4) == [
+        longer,
+        "learning rate: actor.adam.lr=0.0003 is not used: a resumed run keeps 0.0002; for another "
+        "rate start another run from the checkpoint's model",
+    ]
+    run_start.write_plan(tmp_path, made._plan, {}, [longer])
+    assert json.loads((tmp_path / progress.PLAN).read_text())["remarks"][-1] == longer
 
 
 def test_the_plan_has_whole_rollouts_and_says_what_it_leaves_out(tmp_path: Path) -> None:
@@ -208,6 +246,7 @@ def stopped_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(made, "init_checkpoint_states", lambda: states)
         monkeypatch.setattr(made, "restore_best_checkpoint_state", lambda _states: None)
         monkeypatch.setattr(run_start, "prepare_run_dir", lambda *_: None)
+        monkeypatch.setattr(made, "_rate_remarks", list)
         monkeypatch.setattr(made, "broadcast_to_vllm", lambda: None)
 
         def train(_episode: int, _prompts: int) -> None:
