@@ -29,13 +29,14 @@ NUMERICS_ONLY = (
     "sg.engine_timeout", "sg.engine_restarts", "sg.on_nonfinite", "sg.max_nonfinite",
     "sg.trust_remote_code", "sg.contradicting_labels", "sg.engine_log_probs",
 )  # fmt: skip
-#: Keys, or patterns of them, that may change: places, layout, what is logged and when.
+#: Keys, or patterns of them, that may change: places, layout, what is logged and when. Of
+#: ``ds.zero_stage`` 1 and 2 are alike; 3 has other files, which the driver refuses.
 MUTABLE = (
     "ckpt.*", "logger.*", "eval.*", "vllm.*", "*.num_nodes", "*.num_gpus_per_node", "*.offload",
     "*.micro_batch_size", "*.max_tokens_per_gpu", "train.colocate_*", "train.dynamic_batch_enable",
     "train.full_determinism_enable", "actor.gradient_checkpoint*", "ds.zero_stage", "ds.packing_*",
     "ds.attn_implementation", "ds.enable_sleep", "ds.adam_offload", "ds.overlap_comm", "ds.zpg",
-    "ds.ring_attn_*", "ds.tensor_parallel_size", "ds.deepcompile", "ds.use_liger_kernel",
+    "ds.ring_attn_*", "ds.deepcompile", "ds.use_liger_kernel",
     "ds.grad_accum_dtype", "ds.use_universal_ckpt", "data.dataloader_num_workers", "local_rank",
     "sg.run_dir", "sg.eval_*", "sg.samples_per_step", "sg.sync_check_*", "sg.verbose", "sg.wandb",
     "sg.dump_rollout",

@@ -16,7 +16,8 @@ from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.common.environment import versions
 from sg_rlhf.config import Config, ConfigError
 from sg_rlhf.config import resume_compatibility as resume
-from sg_rlhf.overlay.checkpoints import paths
+from sg_rlhf.config.derived import topology
+from sg_rlhf.overlay.checkpoints import paths, shards
 from sg_rlhf.run_dir import jsonl_log
 from sg_rlhf.run_dir.lock import hold_lock
 
@@ -61,13 +62,15 @@ def prepare_run_dir(config: Config, run_dir: Path, allowed: Iterable[str] = ()) 
         Whether there is a checkpoint to resume from.
 
     Raises:
-        ConfigError: nothing can be written there, ``ckpt.load_enable`` finds no checkpoint, or the
-            run that trained there was started with other settings, data or model.
+        ConfigError: nothing can be written there, ``ckpt.load_enable`` finds no checkpoint, the
+            recipe's ranks cannot load it, or the run that trained there was started with other
+            settings, data or model.
     """
     folder = Path(config.value("ckpt.path")) / "_actor"
     try:
         checkpoints = _resume_candidates(config)
         if checkpoints:
+            _check_layout(config, folder / checkpoints[0])
             _check_unchanged(config, run_dir, allowed, "resume")
             print(f"resuming from {checkpoints[0]} in {folder}")
         elif config.value("ckpt.load_enable"):
@@ -106,6 +109,19 @@ def _resume_candidates(config: Config) -> list[str]:
             print(f"deleted {folder / name}, which an interrupted save left")
     paths.remove_partial_model(Path(config.value("ckpt.output_dir")))
     return paths.resume_candidates(path / "_actor")
+
+
+def _check_layout(config: Config, checkpoint: Path) -> None:
+    """Refuse a checkpoint that the ranks would refuse once Ray has started."""
+    names = [path.name for path in checkpoint.iterdir()] if checkpoint.is_dir() else []
+    written = shards.written_by(names)
+    if written is None:
+        return
+    tensor_parallel = config.value("ds.tensor_parallel_size")
+    ranks = topology.gpus_of(config.value, "actor") // tensor_parallel
+    error = shards.incompatibility(written, ranks, tensor_parallel, config.value("ds.zero_stage"))
+    if error is not None:
+        raise ConfigError(f"checkpoint {checkpoint}: {error}")
 
 
 def _check_unchanged(config: Config, run_dir: Path, allowed: Iterable[str], action: str) -> None:

@@ -117,12 +117,44 @@ def test_a_refusal_stays_short_and_names_the_way_out_of_the_training_scripts(
     "override",
     [
         "eval.steps=3", "ckpt.save_steps=7", "sg.verbose=true", "vllm.num_engines=2",
-        "train.micro_batch_size=16", "actor.num_gpus_per_node=2", "ds.zero_stage=2",
+        "train.micro_batch_size=16", "actor.num_gpus_per_node=2",
         "sg.share_prompts=false", "sg.on_nonfinite=skip", "sg.max_nonfinite=5",
     ],
 )  # fmt: skip
 def test_places_and_layout_may_change(run_dir: Path, data: Path, override: str) -> None:
     assert start(run_dir, data, override)
+
+
+ZERO_3 = ("zero_pp_rank_0_mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt")
+ZERO_2 = ("mp_rank_00_model_states.pt", "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt")
+
+
+@pytest.mark.parametrize(
+    ("files", "override", "line"),
+    [
+        (ZERO_3, "ds.zero_stage=2", "it was written with ds.zero_stage=3, and now it is 2: set"),
+        (ZERO_2, "ds.zero_stage=3", "it was written with ds.zero_stage=1 or 2, and now it is 3"),
+        (ZERO_2, "ds.zero_stage=1", ""),
+        (ZERO_3, "ds.zero_stage=3", ""),
+        (ZERO_3, "ds.tensor_parallel_size=2", "with ds.tensor_parallel_size=1, and now there are"),
+    ],
+)
+def test_files_that_the_ranks_cannot_load_are_refused_before_they_start(
+    run_dir: Path, data: Path, files: tuple[str, ...], override: str, line: str
+) -> None:
+    checkpoint = run_dir / "checkpoints" / "deepspeed" / "_actor" / "global_step5"
+    checkpoint.mkdir()
+    for name in files:
+        (checkpoint / name).touch()
+    before = (run_dir / "config.yaml").read_text()
+    if not line:
+        assert start(run_dir, data, override)
+        return
+    key = override.split("=")[0]
+    with pytest.raises(ConfigError, match=line) as refused:
+        start(run_dir, data, override, "actor.num_gpus_per_node=2", allowed=(key,))
+    assert "\n" not in str(refused.value) and str(checkpoint) in str(refused.value)
+    assert (run_dir / "config.yaml").read_text() == before
 
 
 def test_data_are_compared_by_what_is_in_them(
