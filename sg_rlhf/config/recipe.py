@@ -55,7 +55,7 @@ from sg_rlhf.tasks import registry
 
 YAML = (".yaml", ".yml")
 #: Keys whose value is a mapping.
-_MAPPINGS = (WEIGHTING, OBJECTIVE, "sg.chat_template_kwargs")
+_MAPPINGS = (WEIGHTING, OBJECTIVE, "sg.chat_template_kwargs", "sg.engine_args")
 #: Characters of a library's message that an error shows at most.
 MAX_MESSAGE = 300
 #: Keys whose value may be ``module:NAME``, an installed module's file or folder.

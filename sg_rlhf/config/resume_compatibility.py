@@ -28,6 +28,7 @@ NUMERICS_ONLY = (
     "sg.cluster_wait", "sg.engine_start_timeout",
     "sg.engine_timeout", "sg.engine_restarts", "sg.on_nonfinite", "sg.max_nonfinite",
     "sg.trust_remote_code", "sg.contradicting_labels", "sg.engine_log_probs",
+    "sg.engine_args",
 )  # fmt: skip
 #: Keys, or patterns of them, that may change: places, layout, what is logged and when. Of
 #: ``ds.zero_stage`` 1 and 2 are alike; 3 has other files, which the driver refuses.

@@ -26,6 +26,7 @@ from sg_rlhf.tasks.settings import DomainSettings
 ALIASES = {
     "actor.fused_logprobs": "sg.fused_logprobs",
     "data.chat_template_kwargs": "sg.chat_template_kwargs",
+    "vllm.engine_args": "sg.engine_args",
 }
 
 
@@ -237,6 +238,11 @@ class SGSettings(BaseModel):
         {},
         description="arguments of the chat template with data.apply_chat_template, such as "
         "{enable_thinking: false}; data.chat_template_kwargs is the same key",
+    )
+    engine_args: dict[str, Any] = Field(
+        {},
+        description="vLLM's own arguments for every rollout engine, such as {max_num_seqs: 128}; "
+        "vllm.engine_args is the same key",
     )
     model_revision: str | None = Field(
         None,

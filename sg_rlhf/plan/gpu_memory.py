@@ -35,7 +35,7 @@ NCCL = 0.6 * GIB
 ENGINE_GRAPHS = 0.6 * GIB
 ENGINE_EAGER = 0.4 * GIB
 #: vLLM's default of an asynchronous engine (vllm/config/scheduler.py), and what
-#: `sg_rlhf.sampling.vllm_settings.cuda_settings` gives it.
+#: `sg_rlhf.sampling.vllm_settings.cuda_settings` gives it. `vllm.engine_args` is not read.
 ENGINE_BATCHED_TOKENS = 2048
 ENGINE_SEQUENCES = 256
 

@@ -96,6 +96,7 @@ def cuda_settings() -> dict[str, Any]:
 
     vLLM runs 256 to 1,024 sequences at a time in its own servers and offline, but 128 in an engine
     that a program starts (``usage_context``). A step of 128 costs nearly as much as one of 256.
+    ``vllm.engine_args`` of a recipe wins.
     """
     return {"max_num_seqs": 256}
 

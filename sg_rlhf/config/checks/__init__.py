@@ -6,7 +6,7 @@ checked when the recipe is read (``value_ranges``, ``sg_settings``), files by ``
 
 from __future__ import annotations
 
-from sg_rlhf.config.checks import layout, losses
+from sg_rlhf.config.checks import engine_args, layout, losses
 from sg_rlhf.config.errors import ConfigError
 from sg_rlhf.config.recipe import Config
 
@@ -18,6 +18,7 @@ CHECKS = (
     layout.check_batches,
     layout.check_async,
     layout.check_engines,
+    engine_args.check_engine_args,
     losses.check_advantages,
     losses.check_aggregation,
     losses.check_weighting,

@@ -92,7 +92,7 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
             kwargs = vllm_settings.cpu_settings(kwargs["max_model_len"]) | kwargs
         else:
             kwargs = vllm_settings.cuda_settings() | kwargs
-        kwargs = vllm_settings.engine_settings_here() | kwargs
+        kwargs = vllm_settings.engine_settings_here() | kwargs | settings.engine_args
         if settings.engine_log_probs:
             # After temperature and top-p, as upstream asks for them where it corrects with them.
             kwargs |= {"logprobs_mode": "processed_logprobs", "max_logprobs": 1}

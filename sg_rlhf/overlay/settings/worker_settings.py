@@ -36,6 +36,7 @@ class WorkerSettings:
         engine_start_timeout: seconds for all engines to start (``sg.engine_start_timeout``).
         param_dtype: ``ds.param_dtype``, which upstream does not pass to the engines.
         trusted_models: models whose own code may run (``sg.trust_remote_code``).
+        engine_args: vLLM's arguments that the recipe sets (``vllm.engine_args``).
         activity_log: file that :mod:`sg_rlhf.overlay.reporting.activity` writes; "" for none.
     """
 
@@ -47,6 +48,7 @@ class WorkerSettings:
     engine_start_timeout: float = 1800.0
     param_dtype: str = "bf16"
     trusted_models: tuple[str, ...] = ()
+    engine_args: dict[str, Any] = dataclasses.field(default_factory=dict)
     activity_log: str = ""
 
     @classmethod
@@ -66,6 +68,7 @@ class WorkerSettings:
             engine_start_timeout=args.sg.engine_start_timeout,
             param_dtype=args.ds.param_dtype,
             trusted_models=tuple(args.sg.trust_remote_code),
+            engine_args=dict(args.sg.engine_args),
             activity_log=str(activity.log_file(Path(run_dir))) if run_dir else "",
         )
 

@@ -356,3 +356,14 @@ def test_arguments_of_the_chat_template_are_one_mapping(tmp_path: Path) -> None:
     assert load_config(tmp_path / "b.yaml").sg == config.sg
     given = load_config(recipe, ["data.chat_template_kwargs={tone: kind}"])
     assert given.sg.chat_template_kwargs == {"tone": "kind"}
+
+
+def test_vllms_own_arguments_are_one_mapping(tmp_path: Path) -> None:
+    recipe = tmp_path / "a.yaml"
+    recipe.write_text("vllm: {engine_args: {max_num_seqs: 64}}")
+    config = load_config(recipe)
+    assert config.sg.engine_args == {"max_num_seqs": 64}
+    (tmp_path / "b.yaml").write_text(config.to_yaml())
+    assert load_config(tmp_path / "b.yaml").sg == config.sg
+    with pytest.raises(ConfigError, match="sg.engine_args"):
+        load_config(recipe, ["vllm.engine_args=64"])

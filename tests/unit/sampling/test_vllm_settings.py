@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import json
 import pickle
 from pathlib import Path
@@ -9,9 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from vllm import SamplingParams
+from vllm import AsyncEngineArgs, SamplingParams
 
+from sg_rlhf.config.checks import engine_args
+from sg_rlhf.config.sg_settings import sg_keys
+from sg_rlhf.config.upstream_flags import flags
 from sg_rlhf.config.value_ranges import MIN_TEMPERATURE
+from sg_rlhf.overlay.rollout.engine import SGRolloutActor
+from sg_rlhf.overlay.settings.worker_settings import WorkerSettings
 from sg_rlhf.plan import gpu_memory, shapes
 from sg_rlhf.sampling import vllm_settings
 from sg_rlhf.sampling.request_seeds import LIMIT, SeedKey, request_seed
@@ -99,6 +106,31 @@ def test_the_rotary_embedding_of_the_context_is_the_plain_one(folder: Path) -> N
 
 def test_the_plan_counts_the_sequences_that_an_engine_runs() -> None:
     assert vllm_settings.cuda_settings() == {"max_num_seqs": gpu_memory.ENGINE_SEQUENCES}
+
+
+def test_the_names_of_the_engines_arguments_are_vllms() -> None:
+    expected = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
+    assert engine_args.names() == expected
+    assert engine_args.OF_THE_TRAINER.keys() <= expected
+    keys = {key for key in engine_args.OF_THE_TRAINER.values() if key}
+    assert all(key in flags() or key in sg_keys() for key in keys)
+
+
+def test_a_recipes_arguments_win_over_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: dict[str, Any] = {}
+
+    async def started(self: Any, *args: Any, **kwargs: Any) -> None:
+        found.update(kwargs)
+        raise InterruptedError
+
+    monkeypatch.setattr(SGRolloutActor.__mro__[1], "__init__", started)
+    given = WorkerSettings(engine_args={"max_num_batched_tokens": 99, "enforce_eager": False})
+    monkeypatch.setenv("SG_WORKER", given.to_json())
+    actor: Any = SGRolloutActor.__new__(SGRolloutActor)
+    with pytest.raises(InterruptedError):
+        asyncio.run(actor.__init__(model="m", max_model_len=4096, seed=1))
+    assert found["max_num_batched_tokens"] == 99 and found["enforce_eager"] is False
+    assert found["seed"] == 1 and "enable_chunked_prefill" in found
 
 
 def test_a_context_beyond_the_first_chunk_is_refused(folder: Path) -> None:

@@ -50,6 +50,28 @@ def test_a_problem_of_each_check_is_a_line() -> None:
         checks.check(config)
 
 
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        (
+            "{max_num_seq: 64}",
+            "max_num_seq is no argument of vLLM's engine; did you mean max_num_seqs",
+        ),
+        ("{model: x}", "model is set by the trainer; set actor.model_name_or_path"),
+        ("{gpu_memory_utilization: .5}", "set by the trainer; set vllm.gpu_memory_utilization"),
+        ("{worker_cls: x}", "worker_cls is set by the trainer; leave it out"),
+    ],
+)
+def test_an_argument_that_vllm_does_not_take_is_one_line(given: str, line: str) -> None:
+    (found,) = checks.problems(load_config(TINY, [f"vllm.engine_args={given}"]))
+    assert found.startswith("vllm.engine_args: ") and line in found
+
+
+def test_arguments_of_vllm_are_taken() -> None:
+    given = "vllm.engine_args={max_num_seqs: 64, enable_log_requests: true}"
+    assert checks.problems(load_config(TINY, [given])) == []
+
+
 def test_the_mean_over_prompts_needs_a_loss_of_ours() -> None:
     mean = "actor.loss_agg_mode=prompt-mean"
     assert checks.problems(load_config(TINY, [mean])) == []
