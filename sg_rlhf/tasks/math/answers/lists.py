@@ -35,6 +35,16 @@ _NAMED_TUPLE = re.compile(rf"\(\s*({_NAME}(?:\s*,\s*{_NAME})+)\s*\)\s*=\s*(\(.*\
 _NAME_OF_A_SET = re.compile(rf"\s*{_NAME}\s*(?:=|\\in(?![A-Za-z]))\s*(?=\\\{{)")
 _SIGNS = re.compile(r"\\(pm|mp)(?![A-Za-z])\s*")
 _RANGE = re.compile(r"\\(?:cup|cap|in|mathbb|begin)(?![A-Za-z])|[<>]")
+_UNION_SIGN = re.compile(r"\\cup(?![A-Za-z])")
+_ELEMENT_OF = re.compile(rf"\s*({_NAME})\s*\\in(?![A-Za-z])")
+_OR = re.compile(r"\\text\s*\{\s*,?\s*or\s*\}|(?<![A-Za-z\\{])or(?![A-Za-z])")
+_LESS = r"<|\\l(?:t|eq?|eqslant)(?![A-Za-z])"
+_MORE = r">|\\g(?:t|eq?|eqslant)(?![A-Za-z])"
+_BOUND = rf"(?:(?!{_LESS}|{_MORE})[^=,;])+?"
+_RELATION = re.compile(
+    rf"(?:(?P<left>{_BOUND})\s*(?P<before>{_LESS}|{_MORE}))?\s*(?P<name>{_NAME})\s*"
+    rf"(?:(?P<after>{_LESS}|{_MORE})\s*(?P<right>{_BOUND}))?"
+)
 # 1:10 may be a time of day, and 2:20 another.
 _TIME = re.compile(r"[0-2]?[0-9]:[0-5][0-9]")
 _BUILDER = re.compile(r"\\mid(?![A-Za-z])|[|:]")
@@ -193,6 +203,10 @@ def equal(reference: str, answer: str, same: Same) -> bool | None:
     Args:
         same: compares two single values, and elements that only one of the two takes apart.
     """
+    for rule in UNIONS:
+        decided: bool | None = rule.apply(reference, answer, same)
+        if decided is not None:
+            return decided
     wanted, given = read(reference), read(answer)
     if wanted is None or given is None:
         return None
@@ -208,6 +222,52 @@ def equal(reference: str, answer: str, same: Same) -> bool | None:
         # A union of intervals, a range: its elements are for the parser to find.
         return None if _RANGE.search(single) else False
     return _same_elements(wanted.elements, given.elements, same)
+
+
+def _union(text: str) -> tuple[str, str] | None:
+    r"""The name and the union of intervals of relations in one name with "or" between.
+
+    >>> _union(r"x \leq 2 \text{ or } 3 < x < 5")
+    ('x', '(-\\infty,2]\\cup(3,5)')
+    """
+    parts = split(text)
+    if len(parts) < 2 or len(_OR.findall(text)) != len(parts) - 1:
+        return None
+    names, intervals = set(), []
+    for part in parts:
+        match = _RELATION.fullmatch(part)
+        if match is None or not (match["before"] or match["after"]):
+            return None
+        bounds = {">": ("-\\infty", False), "<": ("\\infty", False)}
+        # `>` holds the bound below, `<` the one above: 3 < x is x > 3.
+        for value, sign, flip in ((match["left"], match["before"], True),
+                                  (match["right"], match["after"], False)):  # fmt: skip
+            if sign:
+                closed = "e" in sign
+                less = ("<" in sign or "l" in sign[1:2]) is not flip
+                key = "<" if less else ">"
+                if "infty" not in bounds[key][0]:
+                    return None  # both are above, or both below
+                bounds[key] = (value.strip(), closed)
+        (low, low_closed), (high, high_closed) = bounds[">"], bounds["<"]
+        intervals.append(f"{'[' if low_closed else '('}{low},{high}{']' if high_closed else ')'}")
+        names.add(match["name"])
+    return (names.pop(), r"\cup".join(intervals)) if len(names) == 1 else None
+
+
+def _same_union(reference: str, answer: str, same: Same) -> bool | None:
+    for text, other in ((reference, answer), (answer, reference)):
+        found = _union(text)
+        if found is None or not _UNION_SIGN.search(other):
+            continue
+        name, union = found
+        other_name = _ELEMENT_OF.match(other)
+        if other_name:
+            if other_name[1] != name:
+                return False
+            other = other[other_name.end() :]
+        return same(union, other) if text is reference else same(other, union)
+    return None
 
 
 def _without_brackets(wanted: AnswerList, given: AnswerList, same: Same) -> bool | None:
@@ -299,6 +359,18 @@ GROUPS: tuple[Rule, ...] = (
         right=(("p=5,q=2;p=7,q=2", r"p = 5, q = 2 \quad \text{and} \quad p = 7, q = 2"),),
         near_misses=(("p=5,p=7,q=2", r"p = 5, q = 2 \text{ and } p = 7, q = 2"),
         ("p=5,q=2,p=7,q=2", "p=5,q=7,p=2,q=2"))),
+)
+#: (reference, answer, how to compare values) -> verdict, or None.
+UNIONS: tuple[Rule, ...] = (
+    Rule("relations for a union", "Accept x < 2 or x > 3 for a union of intervals.", _same_union,
+        right=((r"(-\infty,2)\cup(3,\infty)", r"x<2\text{ or }x>3"),
+        (r"x\le -1\text{ or }1\le x", r"(-\infty,-1]\cup[1,\infty)"),
+        (r"x<2\text{ or }3<x<5", r"x\in(-\infty,2)\cup(3,5)")),
+        near_misses=((r"(-\infty,2]\cup(3,\infty)", r"x<2\text{ or }x>3"),
+        (r"(-\infty,2)\cup(3,\infty)", r"x<2\text{ and }x>3"),
+        (r"(-\infty,2)\cup(3,\infty)", r"x<2\text{ or }y>3"),
+        (r"y<2\text{ or }y>3", r"x\in(-\infty,2)\cup(3,\infty)"),
+        (r"x<2", r"(-\infty,2)\cup(3,\infty)"))),
 )
 #: (list of the reference, of the answer, how to compare values) -> verdict, or None.
 COMPARISONS: tuple[Rule, ...] = (

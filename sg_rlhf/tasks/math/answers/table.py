@@ -7,7 +7,7 @@
 | `normalize.EXACT` | answer, reference | a verdict, another pair, or None: undecided |
 | `guards.GUARDS` | a normalised answer | the reason for rejecting it, or None |
 | `lists.PARTS`, `ELEMENTS`, `GROUPS` | parts of a list | parts, elements |
-| `lists.COMPARISONS` | two lists | a verdict or None |
+| `lists.UNIONS`, `COMPARISONS` | two texts, two lists | a verdict or None |
 | `symbols.SYMBOLS` | a single value | the same, with plain symbols |
 | `symbolic.ALONE`, `TOGETHER` | sympy objects | a verdict or None |
 """
@@ -20,7 +20,7 @@ from sg_rlhf.tasks.math.answers.rules import Rule
 TABLES = (
     *((normalize, name) for name in ("REWRITES", "VALUES", "CANONICAL", "EXACT")),
     (guards, "GUARDS"),
-    *((lists, name) for name in ("PARTS", "ELEMENTS", "GROUPS", "COMPARISONS")),
+    *((lists, name) for name in ("PARTS", "ELEMENTS", "GROUPS", "UNIONS", "COMPARISONS")),
     (symbols, "SYMBOLS"),
     (symbolic, "ALONE"),
     (symbolic, "TOGETHER"),

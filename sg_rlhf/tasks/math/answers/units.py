@@ -1,8 +1,9 @@
 r"""Units behind numbers: they are not needed, but two that are known must be the same.
 
-A unit is text behind a value: at the end, or before the next element of a list. Text that says more
-than what is counted (`or`, `if`, `more than`, `million`) is none, and neither is a letter that is a
-number or a name (`\mathrm{e}`, `\mathbf{j}`).
+A unit is text behind a value: at the end, or before the next element of a list. Each of its words
+must be a unit's name or sign, or the plural of what is counted (`apples`): `wrong` is none. Text
+that says more than what is counted (`or`, `if`, `more than`, `million`) is none, and neither is a
+letter that is a number or a name (`\mathrm{e}`, `\mathbf{j}`).
 """
 
 from __future__ import annotations
@@ -54,6 +55,21 @@ _PLAIN = (
     # The plural of a noun that is counted, but no function and no word that changes the value.
     r"(?<= )(?!(?:plus|minus|times|dozens|hundreds|thousands|[a-z]*illions|halves|thirds|quarters|"
     r"solutions)\b)[a-z]{3,}s(?<!ss)"
+)
+_SIGN = (
+    r"(?:[yzafpnumcdhkMGTPEZY]|da)?(?:m|g|s|A|K|mol|cd|L|l|J|W|V|Pa|N|Hz|eV|C|F|T|Wb|H|S|lm|lx|Bq|Gy|Sv|"
+    r"cal|pc|bar|rad|t|b|B|bit|erg|dyn|Ci|ohm)|AU|au|ly|yr|yrs|y|d|wk|h|hr|min|in|ft|yd|mi|gal|atm|rpm|"
+    r"rev|ppm|dB|mmHg|psi|arcsec|arcmin|M|u|amu|[ap]m|[AP]M|[ap]|[ceAP]"
+)
+#: A word of a unit in text. Not the adverbs and verbs that look like the plural of a noun.
+_WORD = re.compile(
+    rf"{_SIGN}|per|square|cubic|sq|cu|Celsius|Fahrenheit|(?i:{_PLAIN}|moles?|atoms?|bits?|bytes?|turns?|"
+    r"revolutions?|celsius|fahrenheit|percent|points?|children|women|men|mice|teeth|geese|sheep|fish|"
+    r"photons?|parsecs?|grade|place|term|row|column|floor|level|light|teams?|games?|balls?|squares?|triangles?|numbers?|integers?|pairs?|"
+    r"(?!(?:plus|minus|times|dozens|hundreds|thousands|[a-z]*illions|halves|thirds|quarters|solutions|"
+    r"this|thus|was|has|does|yes|always|sometimes|perhaps|us|its|his|hers|theirs|ours|yours|equals|"
+    r"gives|makes|means|seems|looks|besides|afterwards|towards|versus|errors|guesses|others)\b)"
+    r"[a-z]{3,}s(?<!ss))"
 )
 _NUMERIC = r"[+-]?(?:[0-9.,:(){}+*/ -]|\\(?:frac|sqrt|pi|cdot|times)(?![A-Za-z])|\^)*[0-9)}]"
 _PLAIN_UNIT = re.compile(
@@ -107,7 +123,13 @@ def without_units(text: str) -> str:
     '5\\text{ cm}+7'
     """
     text = _AND_INSIDE.sub(r"\1}\\text{ \2 }", text)
-    text = _TEXT_UNIT.sub(lambda m: m[0] if _TEXT_BEFORE.search(text, 0, m.start()) else "", text)
+
+    def replaced(match: re.Match[str]) -> str:
+        words = re.findall(r"[A-Za-z]+", re.sub(r"\\[A-Za-z]+", " ", match["unit"]))
+        is_unit = all(_WORD.fullmatch(word) for word in words)
+        return "" if is_unit and not _TEXT_BEFORE.search(text, 0, match.start()) else match[0]
+
+    text = _TEXT_UNIT.sub(replaced, text)
     plain = _PLAIN_UNIT.fullmatch(text)
     return plain[1] if plain else text
 
