@@ -176,7 +176,8 @@ def _hub_commit(name: str, revision: str | None) -> str:
         )
     try:
         return str(HfApi().model_info(name, revision=revision).sha)
-    except (HfHubHTTPError, HFValidationError, OSError) as error:
+    # ImportError: the environment names a SOCKS proxy, and socksio is not installed.
+    except (HfHubHTTPError, HFValidationError, OSError, ImportError) as error:
         raise EvalError(
             f"--model {name}: not a folder, and the hub says: {one_line(error)}"
         ) from None

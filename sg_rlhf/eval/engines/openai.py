@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -18,6 +20,15 @@ from sg_rlhf.tasks.suite import FinishReason
 ATTEMPTS = 5
 # A response of many thousand tokens on a loaded server takes its time.
 TIMEOUT = httpx.Timeout(connect=10.0, read=3600.0, write=60.0, pool=None)
+
+
+def is_loopback(url: str) -> bool:
+    """Whether an address is this machine's own, which no proxy can reach."""
+    host = urlsplit(url).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
 
 
 class Server:
@@ -49,12 +60,24 @@ class Server:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         key = os.environ.get("OPENAI_API_KEY", "none")
-        self.client = httpx.Client(
-            base_url=base_url.rstrip("/") + "/",
-            headers={"Authorization": f"Bearer {key}"},
-            timeout=TIMEOUT,
-            limits=httpx.Limits(max_connections=concurrency),
-        )
+        try:
+            self.client = httpx.Client(
+                base_url=base_url.rstrip("/") + "/",
+                headers={"Authorization": f"Bearer {key}"},
+                timeout=TIMEOUT,
+                limits=httpx.Limits(max_connections=concurrency),
+                trust_env=not is_loopback(base_url),
+            )
+        except ImportError:  # socksio
+            raise EvalError(
+                f"--base-url {base_url}: the environment names a SOCKS proxy, which needs a "
+                "package: pip install socksio; or unset ALL_PROXY, or add the host to NO_PROXY"
+            ) from None
+        except (ValueError, httpx.InvalidURL) as error:
+            raise EvalError(
+                f"--base-url {base_url}: it, or the proxy of the environment (ALL_PROXY, "
+                f"HTTP_PROXY, HTTPS_PROXY), is no usable address: {one_line(error)}"
+            ) from None
         self.base_url = base_url
         self.path = "chat/completions" if chat else "completions"
         self._chat, self._system_prompt = chat, system_prompt

@@ -225,3 +225,56 @@ def test_a_list_of_models_that_is_none_is_named(models: bytes, here: tuple[Here,
     state.models = models
     with pytest.raises(EvalError, match="no OpenAI-compatible server there"):
         Server(url, "served", "served")
+
+
+# -- Proxies: as the environment says, but never for this machine itself -------------------------
+
+PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+
+
+@pytest.fixture
+def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in PROXIES:
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+
+
+@pytest.mark.usefixtures("no_proxies")
+@pytest.mark.parametrize("proxy", ["http://127.0.0.1:1", "socks5://127.0.0.1:1"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_server_on_this_machine_is_asked_without_the_proxy(
+    here: tuple[Here, str], monkeypatch: pytest.MonkeyPatch, proxy: str, host: str
+) -> None:
+    state, url = here
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    state.answers = [json.dumps(GOOD).encode()]
+    assert complete(url.replace("127.0.0.1", host)) == "yes"
+
+
+@pytest.mark.usefixtures("no_proxies")
+def test_another_server_is_asked_through_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    class Proxy(Handler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.answer(b'{"data": [{"id": "served"}]}')
+
+    with serving(Proxy) as url:
+        monkeypatch.setenv("HTTP_PROXY", url)
+        assert Server("http://server.invalid/v1", "served", "served").served == "served"
+    assert asked == ["http://server.invalid/v1/models"]
+
+
+@pytest.mark.usefixtures("no_proxies")
+@pytest.mark.parametrize(
+    ("proxy", "words"),
+    [("socks5://127.0.0.1:1", "pip install socksio"), ("ftp://a", "no usable address")],
+)
+def test_a_proxy_that_cannot_be_used_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, proxy: str, words: str
+) -> None:
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    with pytest.raises(EvalError, match=words) as raised:
+        Server("http://server.invalid/v1", "served", "served")
+    assert "\n" not in str(raised.value)
