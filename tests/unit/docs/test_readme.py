@@ -70,7 +70,7 @@ QUESTIONS = [
     ("how do I add a domain?", "docs/architecture.md", "Add a domain", "registry.py"),
     ("how do I compare two checkpoints?", "docs/evaluation.md", "Comparing two checkpoints",
      "--compare"),
-    ("what runs on a GPU?", "docs/gpu.md", "What runs on a GPU", "Seven of the eight stages"),
+    ("what runs on a GPU?", "docs/gpu.md", "What runs on a GPU", "Six of the eight stages"),
 ]  # fmt: skip
 
 
