@@ -7,8 +7,10 @@ import math
 import torch
 from torch import Tensor
 
-#: Estimators that compare a response with others (OpenRLHF's names).
-COMPARING = ("rloo", "reinforce_baseline", "dr_grpo", "group_norm", "flash_reinforce")
+#: Estimators that compare a response with the others to its prompt (OpenRLHF's names).
+WITHIN_PROMPTS = ("rloo", "reinforce_baseline", "dr_grpo", "group_norm")
+#: Estimators that compare a response with others.
+COMPARING = (*WITHIN_PROMPTS, "flash_reinforce")
 #: Rewards of a group are equal if they differ by no more than this many roundings of the largest.
 ROUNDINGS = 4
 

@@ -18,7 +18,7 @@ from sg_rlhf.data_io import strict_json
 from sg_rlhf.data_io.model_folder import merge_command
 from sg_rlhf.report.evaluations import held_out_accuracy, held_out_sets, set_names
 from sg_rlhf.report.runs import Row, Run, RunError, curve, grouped, number, read_run
-from sg_rlhf.run_dir import jsonl_log
+from sg_rlhf.run_dir import alerts, jsonl_log
 from sg_rlhf.run_dir.final_model import final_checkpoint, final_checkpoint_complete
 
 PLOTS = ("reward.png", "grad_norm.png")
@@ -50,6 +50,8 @@ def figures_of(run: Run) -> dict[str, Any]:
         "zeroed_pos": _of(statistics.fmean, _values(rows, "sg/zeroed_pos")),
         "seconds_per_rollout": _of(statistics.median, _values(metrics, "timing/step_total")),
     }
+    if warning := alerts.nothing_learned(run.metrics):
+        summary["warning"] = warning
     return {**summary, **_not_finite(run), **_planned(run), **_held_out(run)}
 
 
@@ -160,6 +162,8 @@ def render(summary: dict[str, Any], run_dir: Path) -> str:
         lines.append(f"  checkpoint          {folder}  ({what})")
         if merge is not None:
             lines.append(f"  to evaluate it      {merge}")
+    if "warning" in summary:
+        lines.append(summary["warning"])
     return "\n".join(lines)
 
 

@@ -1,6 +1,8 @@
 """Alerts: signs in a run's metrics that it goes wrong while it still runs.
 
-Each rule reads rows of ``metrics.jsonl`` alone, so a resumed run finds the same alerts.
+A rule that compares with the start needs 10 rows, one that takes a mean 5, a spike 11; and
+``nothing_learned`` begins with the first. Each rule reads rows of ``metrics.jsonl`` alone, so a
+resumed run finds the same alerts.
 """
 
 from __future__ import annotations
@@ -83,6 +85,18 @@ def flat_reward(rows: Sequence[Row]) -> str | None:
     )
 
 
+def nothing_learned(rows: Sequence[Row]) -> str | None:
+    """No group of the run has had different rewards, or every response has reached the limit."""
+    flat = _values(rows, "rollout/frac_reward_zero_std")
+    truncated = _values(rows, "rollout/truncated_rate")
+    is_flat = bool(flat) and min(flat) == 1.0
+    share = statistics.fmean(truncated) if truncated else 0.0
+    found = ["nothing was learned: no group had different rewards"] * is_flat
+    if share == 1.0 or (is_flat and share > TRUNCATED):
+        found.append(f"{100 * share:.0f} % of the responses reached the token limit")
+    return "; ".join(found) or None
+
+
 def gradient_spike(rows: Sequence[Row]) -> str | None:
     """A gradient norm above five times the median of the rows before."""
     values = _values(rows, "actor_grad_norm_max")
@@ -120,7 +134,8 @@ def garbled_text(rows: Sequence[Row]) -> str | None:
 RULES: Mapping[str, Callable[[Sequence[Row]], str | None]] = {
     rule.__name__: rule
     for rule in (
-        entropy_collapse, length_limit, flat_reward, gradient_spike, engine_mismatch, garbled_text,
+        entropy_collapse, length_limit, flat_reward, nothing_learned, gradient_spike,
+        engine_mismatch, garbled_text,
     )
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""A real run whose reward function gives NaN goes on without them, and stops after a bound."""
+"""Real runs whose rewards have no signal: NaN, which is left out up to a bound, and equal ones."""
 
 from __future__ import annotations
 
@@ -71,3 +71,28 @@ def test_a_run_without_any_finite_reward_stops(data: Data, tmp_path: Path) -> No
     rows = jsonl_log.read(run_dir / jsonl_log.NONFINITE)
     assert [row["optimizer_step"] for row in rows] == [None, 1, 2]
     assert rows[0]["left_out"] == 16
+
+
+def test_a_run_with_equal_rewards_trains_nothing_and_says_so(data: Data, tmp_path: Path) -> None:
+    """Rewards of 0.9, whose mean over eight responses is not 0.9 in float32."""
+    run_dir, path = tmp_path / "run", tmp_path / "reward.py"
+    path.write_text(
+        "def reward_func(queries, prompts, labels):\n"
+        "    return {'rewards': 0.9, 'scores': 0.9, 'extra_logs': {'correct': 0.0}}\n"
+    )
+    result = train(
+        run_dir, data, f"reward.remote_url={path}", "algo.dynamic_filtering_enable=false",
+        "rollout.n_samples_per_prompt=8", "rollout.max_new_tokens=2", "algo.kl.init_coef=0",
+        *NO_EVALUATION,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout + result.stderr
+    message = (
+        "nothing was learned: no group had different rewards; 100 % of the responses reached the "
+        "token limit"
+    )
+    assert result.stderr.splitlines()[-1] == f"warning: {message}"
+    assert result.stdout.count(f"alert: {message}") == 1
+    rows = jsonl_log.read(run_dir / jsonl_log.METRICS)
+    assert {row["rollout/frac_reward_zero_std"] for row in rows} == {1.0}
+    steps = jsonl_log.read(run_dir / jsonl_log.OPTIMIZER_STEPS)
+    assert len(steps) > 1 and {row["actor_grad_norm"] for row in steps} == {0.0}

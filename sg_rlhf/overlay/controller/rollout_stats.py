@@ -12,7 +12,8 @@ def rollout_stats(experiences: list[Any], n_samples_per_prompt: int) -> dict[str
 
     Args:
         experiences: micro-batches of the whole rollout, with ``index``.
-        n_samples_per_prompt: responses per prompt.
+        n_samples_per_prompt: responses that are compared with each other; 1 if the estimator does
+            not compare those to one prompt.
 
     Returns:
         Values by metric name. ``rollout/accuracy`` only if the reward function reports ``correct``.

@@ -15,6 +15,7 @@ import openrlhf.trainer.ppo_trainer as upstream
 import ray
 import transformers
 
+from sg_rlhf.algo.advantages import WITHIN_PROMPTS
 from sg_rlhf.config import EvalSet
 from sg_rlhf.config.derived.async_config import async_config
 from sg_rlhf.overlay.cluster import placement
@@ -262,7 +263,9 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         Returns:
             Statistics of the samples by metric name, with ``generated_samples``.
         """
-        stats: dict[str, Any] = rollout_stats(experiences, self.args.rollout.n_samples_per_prompt)
+        in_groups = self.args.algo.advantage.estimator in WITHIN_PROMPTS
+        group = self.args.rollout.n_samples_per_prompt if in_groups else 1
+        stats: dict[str, Any] = rollout_stats(experiences, group)
         responses = self._sample_log.responses(experiences)
         stats[mixed_scripts.METRIC] = mixed_scripts.mixed_script_frac(responses)
         version_runs = [sample.weight_runs for sample in rollout_samples]

@@ -23,6 +23,7 @@ from sg_rlhf.overlay.driver import replay
 from sg_rlhf.overlay.fork_server import client as fork_server
 from sg_rlhf.overlay.reporting import graceful_stop
 from sg_rlhf.ray_session import auth_token
+from sg_rlhf.run_dir import alerts, jsonl_log
 
 
 @contextlib.contextmanager
@@ -179,6 +180,8 @@ def main(
     try:
         if replayed is None:
             train(args, workers)
+            if warning := _nothing_learned(args):
+                print(f"warning: {warning}", file=sys.stderr)
         else:
             rows = train(args, workers, functools.partial(replay.update, file=replayed))
             print(replay.format_table(rows))
@@ -231,6 +234,12 @@ def _terminated(args: Any, when: str) -> int:
 def _lost_too(error: object) -> str:
     """When a run ended whose other processes got the signal as well, as from a service manager."""
     return f"before the rollout's end, as its other processes ended too ({as_typed(str(error))})"
+
+
+def _nothing_learned(args: Any) -> str | None:
+    """The last line of a finished run whose rollouts had no signal."""
+    file = Path(args.sg.run_dir or ".") / jsonl_log.METRICS
+    return alerts.nothing_learned(jsonl_log.read(file)) if file.is_file() else None
 
 
 def _resume_hint(args: Any) -> str:

@@ -173,3 +173,16 @@ def test_what_the_final_folder_holds_is_said(tmp_path: Path, adapters: bool, cap
     assert ("vLLM loads it" in said) == (not adapters)
     assert ("LoRA adapters alone" in said) == adapters
     assert (f"sg-rlhf merge {final}" in said) == adapters
+
+
+def test_a_run_without_a_signal_ends_its_summary_with_that(tmp_path: Path) -> None:
+    write_run(tmp_path, rollouts=1)
+    rows = jsonl_log.read(tmp_path / jsonl_log.METRICS)
+    (tmp_path / jsonl_log.METRICS).unlink()
+    flat = {"rollout/frac_reward_zero_std": 1.0, "rollout/truncated_rate": 1.0}
+    jsonl_log.append(tmp_path / jsonl_log.METRICS, [row | flat for row in rows])
+    text = summary.render(summary.figures_of(read_run(tmp_path)), tmp_path)
+    assert text.splitlines()[-1] == (
+        "nothing was learned: no group had different rewards; 100 % of the responses reached the "
+        "token limit"
+    )

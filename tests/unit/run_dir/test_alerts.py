@@ -41,11 +41,39 @@ def test_the_rule_has_its_limit(
 
 @pytest.mark.parametrize(("name", "key", "raises", "_"), RAISED)
 def test_a_few_rows_raise_nothing(name: str, key: str, raises: list[float], _: Any) -> None:
+    assert 0.0 < raises[-1] != 1.0  # that may be an alert of the first row
     assert names(rows(key, *raises[-4:])) == set()
 
 
 def test_every_rule_is_tested() -> None:
-    assert [name for name, *_ in RAISED] == list(alerts.RULES)
+    assert {name for name, *_ in RAISED} == {*alerts.RULES} - {"nothing_learned"}
+
+
+FLAT = "nothing was learned: no group had different rewards"
+LIMIT = "100 % of the responses reached the token limit"
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize(
+    ("flat", "truncated", "message"),
+    [
+        (1.0, 1.0, f"{FLAT}; {LIMIT}"),
+        (1.0, 0.0, FLAT),
+        (1.0, 0.5, f"{FLAT}; 50 % of the responses reached the token limit"),
+        (0.9, 1.0, LIMIT),
+        (0.9, 0.9, None),
+    ],
+)
+def test_a_run_without_a_signal_says_so_from_its_first_rollout(
+    flat: float, truncated: float, message: str | None, count: int
+) -> None:
+    row = {"rollout/frac_reward_zero_std": flat, "rollout/truncated_rate": truncated}
+    assert alerts.nothing_learned([row] * count) == message
+    assert (alerts.nothing_learned([row] * count) is None) is (
+        "nothing_learned" not in names([row] * count)
+    )
+    signal = {"rollout/frac_reward_zero_std": 0.5, "rollout/truncated_rate": 0.9}
+    assert alerts.nothing_learned([row, signal]) is None
 
 
 def test_missing_and_infinite_values_are_left_out() -> None:
