@@ -69,6 +69,8 @@ def check(folder: Path, *, trusted: bool = False, tokenizer: bool = True) -> Non
     _check_weights(folder)
     if tokenizer and not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise ModelError(f"no tokenizer there, expected one of {', '.join(TOKENIZER_FILES)}")
+    if tokenizer:
+        _check_rows(folder)
 
 
 def code_of(folder: Path) -> tuple[str, str] | None:
@@ -105,6 +107,39 @@ def _check_config(folder: Path) -> None:
         raise ModelError("no Hugging Face model folder there")
     if not json_object(folder / "config.json").get("model_type"):
         raise ModelError("config.json has no model_type, expected a Hugging Face model's")
+
+
+def _check_rows(folder: Path) -> None:
+    """Refuse a token without a row in the embedding, which ends in an IndexError in a worker.
+
+    Special tokens that no text has are left out: Gemma 3 has one for images behind its last row.
+    """
+    config = json_object(folder / "config.json")
+    text_config = config.get("text_config")
+    rows = (text_config if isinstance(text_config, dict) else config).get("vocab_size")
+    if not isinstance(rows, int):
+        return
+    tokenizer, settings = (
+        json_object(folder / name) for name in ("tokenizer.json", "tokenizer_config.json")
+    )
+    names = [settings.get(f"{kind}_token") for kind in ("pad", "bos", "eos", "unk")]
+    named = {name.get("content") if isinstance(name, dict) else name for name in names}
+    added = [token for token in tokenizer.get("added_tokens") or [] if isinstance(token, dict)]
+    ids = {t.get("content"): t.get("id") for t in added if not t.get("special")}
+    ids |= {t.get("content"): t.get("id") for t in added if t.get("content") in named}
+    model = tokenizer.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    if isinstance(vocabulary, dict):
+        ids |= vocabulary
+    without = [(n, token) for token, n in ids.items() if isinstance(n, int) and n >= rows]
+    if without:
+        last = max(n for n, _ in without)
+        number, token = min(without)
+        raise ModelError(
+            f"the tokenizer's token {token!r} has the id {number}, but the embedding has {rows} "
+            f"rows (vocab_size in config.json): call resize_token_embeddings({last + 1}) and save "
+            "the model, or take the token out of the tokenizer"
+        )
 
 
 def json_object(path: Path) -> dict[str, Any]:

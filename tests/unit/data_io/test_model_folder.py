@@ -12,7 +12,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from safetensors import safe_open
-from transformers import AutoModelForCausalLM
+from transformers import AddedToken, AutoModelForCausalLM, AutoTokenizer
 
 from sg_rlhf.data_io import merge_adapters, model_folder, strict_json
 from sg_rlhf.eval.run import main
@@ -53,6 +53,44 @@ def test_an_evaluation_of_adapters_without_their_base_ends_before_anything_start
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "--base /no/base: no such folder" in error
     assert not out.exists()
+
+
+# -- A token without a row in the embedding ------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["token", "padding"])
+def test_a_token_without_a_row_is_refused(tmp_path: Path, kind: str) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(TINY, folder, ignore=shutil.ignore_patterns("*.py"))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    rows = len(tokenizer)
+    if kind == "token":
+        tokenizer.add_tokens(["<mine>", "<yours>"])
+        text, needed = "<mine>", rows + 2
+    else:
+        tokenizer.add_special_tokens({"pad_token": "[PAD]"})
+        text, needed = "[PAD]", rows + 1
+    tokenizer.save_pretrained(folder)
+    with pytest.raises(model_folder.ModelError) as refused:
+        model_folder.check(folder)
+    assert str(refused.value).startswith(
+        f"the tokenizer's token {text!r} has the id {rows}, but the embedding has {rows} rows "
+        f"(vocab_size in config.json): call resize_token_embeddings({needed}) "
+    )
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    model.resize_token_embeddings(needed, mean_resizing=False)
+    model.save_pretrained(folder)
+    model_folder.check(folder)
+
+
+def test_a_special_token_that_no_text_has_needs_no_row(tmp_path: Path) -> None:
+    """Gemma 3's token for images."""
+    folder = tmp_path / "model"
+    shutil.copytree(TINY, folder, ignore=shutil.ignore_patterns("*.py"))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens([AddedToken("<image>", special=True)], special_tokens=True)
+    tokenizer.save_pretrained(folder)
+    model_folder.check(folder)
 
 
 # -- Merging: in float32, rounded once, and what the rounding undid is said ----------------------
