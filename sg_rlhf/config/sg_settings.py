@@ -26,6 +26,7 @@ from sg_rlhf.tasks.settings import DomainSettings
 ALIASES = {
     "actor.fused_logprobs": "sg.fused_logprobs",
     "data.chat_template_kwargs": "sg.chat_template_kwargs",
+    "data.apply_chat_template_kwargs": "sg.chat_template_kwargs",  # verl's
     "vllm.engine_args": "sg.engine_args",
 }
 

@@ -347,15 +347,15 @@ def test_off_is_a_choice_and_not_yamls_false(tmp_path: Path) -> None:
 
 
 def test_arguments_of_the_chat_template_are_one_mapping(tmp_path: Path) -> None:
-    """`data.chat_template_kwargs` is the name of verl and TRL."""
     recipe = tmp_path / "a.yaml"
     recipe.write_text("data: {chat_template_kwargs: {enable_thinking: false}}")
     config = load_config(recipe)
     assert config.sg.chat_template_kwargs == {"enable_thinking": False}
     (tmp_path / "b.yaml").write_text(config.to_yaml())
     assert load_config(tmp_path / "b.yaml").sg == config.sg
-    given = load_config(recipe, ["data.chat_template_kwargs={tone: kind}"])
-    assert given.sg.chat_template_kwargs == {"tone": "kind"}
+    for key in ("data.chat_template_kwargs", "data.apply_chat_template_kwargs"):  # TRL's, verl's
+        given = load_config(recipe, [f"{key}={{tone: kind}}"])
+        assert given.sg.chat_template_kwargs == {"tone": "kind"}
 
 
 def test_vllms_own_arguments_are_one_mapping(tmp_path: Path) -> None:
