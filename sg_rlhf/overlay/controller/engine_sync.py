@@ -32,7 +32,10 @@ class EngineSync:
 
     def __init__(self, args: Any, policy: Any, handles: Any) -> None:
         self._args, self._policy = args, policy
-        self._deadline: float | None = None
+        self._deadline = math.inf
+        if handles:  # asked before any sync: a rank runs its calls in order
+            deadlines = policy.async_run_method(method_name="sync_deadline")
+            self._deadline = sender.GRACE_SECONDS + max(ray.get(deadlines))
         self._syncs = 0
         self.version = 0
         self.pool = EnginePool(handles, args.sg.engine_restarts, self._rejoin)
@@ -89,9 +92,6 @@ class EngineSync:
             batch_vllm_engine_call(self.pool.handles, "resume_generation")
 
     def _wait(self, references: list[Any], failure: str, timeout: float = math.inf) -> None:
-        if self._deadline is None:
-            deadlines = self._policy.async_run_method(method_name="sync_deadline")
-            self._deadline = sender.GRACE_SECONDS + max(ray.get(deadlines))
         seconds = min(self._deadline, timeout)
         try:
             ray.get(references, timeout=None if seconds == math.inf else seconds)

@@ -37,6 +37,7 @@ from sg_rlhf.overlay.reporting.errors import (
     UnusablePrompts,
 )
 from sg_rlhf.overlay.reporting.timing import PhaseTimer
+from sg_rlhf.overlay.rollout import engine_pool
 from sg_rlhf.overlay.rollout.async_buffer import BUFFER_KEY
 from sg_rlhf.overlay.rollout.engine_pool import START_TIMEOUT
 from sg_rlhf.overlay.rollout.generator import SGSamplesGenerator
@@ -341,25 +342,43 @@ def test_responses_without_a_token_are_counted(
     assert metrics.get("rollout/empty_responses") == found and step == 1
 
 
-@pytest.mark.parametrize(("of_ranks", "seconds"), [(120.0, 150.0), (float("inf"), START_TIMEOUT)])
-def test_connecting_engines_again_has_a_deadline(
-    monkeypatch: pytest.MonkeyPatch, of_ranks: float, seconds: float
-) -> None:
-    """A rank waits in the rendezvous for an engine that is lost meanwhile."""
-    waited = []
+class Ranks:
+    """Two ranks that run their calls in order; from ``stuck`` on the second answers none."""
 
-    def get(references: Any, timeout: float | None = None) -> Any:
-        if references == ["sync_deadline"]:
-            return [of_ranks]
-        waited.append((references, timeout))
+    def __init__(self, stuck: str, deadline: float) -> None:
+        self.stuck, self.deadline, self.is_stuck = stuck, deadline, False
+
+    def async_run_method(self, method_name: str) -> list[Any]:
+        self.is_stuck = self.is_stuck or method_name == self.stuck
+        return [self.deadline, None if self.is_stuck else self.deadline]
+
+    def get(self, references: list[Any], timeout: float | None = None) -> Any:
+        if None not in references:
+            return references
+        assert timeout is not None, "waits without limit"
         raise ray.exceptions.GetTimeoutError
 
-    policy = SimpleNamespace(async_run_method=lambda method_name: [method_name])
-    local = SimpleNamespace(get=get, exceptions=ray.exceptions)
+
+@pytest.mark.parametrize(
+    ("stuck", "of_ranks", "line"),
+    [
+        ("join_engines", 120.0, "the engines were not connected to the trainer again .* 150 s"),
+        ("join_engines", float("inf"), f"not connected to the .* again within {START_TIMEOUT:g} s"),
+        ("broadcast_to_vllm", 120.0, "a rank of the policy did not finish it within 150 s"),
+    ],
+)
+def test_the_first_weight_sync_has_a_deadline(
+    monkeypatch: pytest.MonkeyPatch, stuck: str, of_ranks: float, line: str
+) -> None:
+    """A rank that waits, for an engine or for a rank that failed, answers nothing meanwhile."""
+    ranks = Ranks(stuck, of_ranks)
+    engine = SimpleNamespace(instance=SimpleNamespace(remote=lambda: "instance"))
+    local = SimpleNamespace(get=ranks.get, exceptions=ray.exceptions)
     monkeypatch.setattr(engine_sync, "ray", local)
-    with pytest.raises(SyncError, match=f"were not connected to the trainer .* {seconds:g} s"):
-        EngineSync(trainer().args, policy, [])._rejoin()
-    assert waited == [(["join_engines"], seconds)]
+    monkeypatch.setattr(engine_pool, "ray", local)
+    sync = EngineSync(trainer().args, ranks, [engine])
+    with pytest.raises(SyncError, match=line):
+        sync._rejoin() if stuck == "join_engines" else sync._broadcast()
 
 
 @pytest.mark.parametrize("replaced", [0, 2])
