@@ -19,10 +19,12 @@ from typing import Any
 
 import psutil
 import pytest
+from transformers import AutoTokenizer, Qwen2ForCausalLM
 
 from sg_rlhf.overlay.reporting import activity, error_report
 from sg_rlhf.run_dir import jsonl_log
-from tests.integration.conftest import ROOT, Data, command, data, environment, is_alive
+from sg_rlhf.tiny.build import new_model
+from tests.integration.conftest import ROOT, Data, command, data, environment, is_alive, train
 
 __all__ = ["data"]  # the fixture
 
@@ -210,3 +212,73 @@ def test_a_service_manager_signals_every_process(run: Run) -> None:
     assert lines[-1].startswith("terminated by SIGTERM, ") and "Traceback" not in lines[-1]
     assert "; the same command resumes from the last checkpoint, global_step" in lines[-1]
     run.nothing_is_left()
+
+
+# -- Engines that fail before their first rollout ------------------------------------------------
+
+#: A reward file, which the engine's process reads before it starts its core, can break the engine.
+REWARD = """
+import os, psutil, signal
+from vllm.v1.engine.async_llm import AsyncLLM
+
+honest = AsyncLLM.collective_rpc
+
+async def collective_rpc(self, method, *args, **kwargs):
+    if method == "receive_bucket" and {fault!r} == "first sync":
+        raise RuntimeError("a bucket did not fit")
+    if method == "draw_by_seed" and {fault!r} == "start":
+        for process in psutil.Process().children(recursive=True):
+            process.send_signal(signal.SIGKILL)
+    return await honest(self, method, *args, **kwargs)
+
+AsyncLLM.collective_rpc = collective_rpc
+
+def reward_func(queries, prompts, labels):
+    return {{"rewards": [float(len(query) % 3) for query in queries]}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "line"),
+    [
+        ("first sync", "stopped: weight sync: engine 0 did not take bucket 1 of 1 (model.embed_"),
+        ("start", "failed: rollout engine "),
+    ],
+)
+def test_an_engine_that_fails_early_leaves_no_rank_waiting(
+    tmp_path: Path, data: Data, fault: str, line: str
+) -> None:
+    """In the rendezvous of the weight sync, or in the barrier at the end of one."""
+    (tmp_path / "reward.py").write_text(REWARD.format(fault=fault))
+    status, lines = ends(
+        tmp_path, data, "actor.num_gpus_per_node=2", "ref.num_gpus_per_node=2",
+        "vllm.num_engines=2", f"reward.remote_url={tmp_path / 'reward.py'}", "sg.sync_timeout=40",
+    )  # fmt: skip
+    assert status == 1 and lines[-1].startswith(line), lines[-3:]
+    expected = "RuntimeError: a bucket did not fit" if fault == "first sync" else "core was killed"
+    assert expected in lines[-1]
+
+
+def test_an_engine_that_dies_of_its_first_request_is_not_replaced(
+    tmp_path: Path, data: Data
+) -> None:
+    """vLLM starts with heads of 24 on a CPU, and has no kernel for them."""
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "sg_rlhf" / "tiny" / "kk_tiny")
+    config = new_model(tokenizer, seed=0).config
+    config.hidden_size = 96
+    Qwen2ForCausalLM(config).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    status, lines = ends(
+        tmp_path, data, f"actor.model_name_or_path={tmp_path / 'model'}", "sg.eval_at_start=false"
+    )
+    assert status == 1
+    assert lines[-1].startswith("stopped: rollout engine 0 is lost ("), lines[-3:]
+    assert "24" in lines[-1] and "Error: " in lines[-1]
+    assert "had not answered any request, so it is not replaced" in lines[-1]
+
+
+def ends(tmp_path: Path, data: Data, *overrides: str) -> tuple[int, list[str]]:
+    """The status of a run, and the lines of its output."""
+    found = train(tmp_path / "run", data, "eval.steps=-1", *overrides)
+    assert "Traceback" not in found.stdout + found.stderr
+    return found.returncode, [s for s in re.split(r"[\r\n]+", found.stderr) if s.strip()]

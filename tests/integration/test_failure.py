@@ -54,6 +54,9 @@ class SGRolloutActor:
         if self.error is not None:
             raise self.error
 
+    async def core_error(self) -> str:
+        return "ValueError: no such kernel" if self.error is not None else ""
+
     async def instance(self) -> EngineInstance:
         process = (os.getpid(), psutil.Process().create_time())
         return EngineInstance(self.name, ray.get_runtime_context().get_node_id(), (process,))
@@ -178,6 +181,7 @@ def test_a_lost_engine_is_replaced_as_often_as_allowed() -> None:
     engine = SGRolloutActor.options(max_restarts=3).remote()
     joined: list[None] = []
     engines = EnginePool([engine], 2, lambda: joined.append(None))
+    engines.answered.add(0)
     engines.check()
     assert not joined and engines.pop_replacement_count() == 0
     for harm in (signal.SIGKILL, signal.SIGSTOP):
@@ -200,6 +204,16 @@ def test_a_lost_engine_is_replaced_as_often_as_allowed() -> None:
         engines.replace(0, engines.instances[0].name)
 
 
+def test_an_engine_that_never_answered_is_not_replaced_and_says_what_its_core_died_of() -> None:
+    engine = SGRolloutActor.options(max_restarts=3).remote()
+    engines = EnginePool([engine], 3, lambda: None)
+    ray.get(engine.lose_its_core.remote())
+    line = r"engine 0 is lost \(ValueError: no such kernel\), and had not answered any request"
+    with pytest.raises(EngineLost, match=line):
+        engines.replace(0, engines.instances[0].name)
+    assert engines.replaced == [0]
+
+
 def test_engines_that_are_lost_together_are_all_there_before_any_is_connected() -> None:
     """As those of one machine are; a call to one that is still starting fails at once."""
     handles = [SGRolloutActor.options(max_restarts=3).remote(None, slow) for slow in (0.0, 3.0)]
@@ -210,6 +224,7 @@ def test_engines_that_are_lost_together_are_all_there_before_any_is_connected() 
         joined.append([instance.name for instance in found])
 
     engines = EnginePool(handles, 3, rejoin)
+    engines.answered |= {0, 1}
     first = list(engines.instances)
     for instance in first:
         os.kill(instance.processes[0][0], signal.SIGKILL)

@@ -135,6 +135,7 @@ class RolloutDispatcher:
                         raise
                     lost[request.engine] = request.instance_id
                     continue
+                self._engines.answered.add(request.engine)
                 if not request.is_completed:
                     request.is_completed = True
                     yield request.number, responses

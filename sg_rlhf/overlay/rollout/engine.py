@@ -26,9 +26,10 @@ from sg_rlhf.overlay.cpu import platform
 from sg_rlhf.overlay.fork_server import client as fork_server
 from sg_rlhf.overlay.reporting import activity
 from sg_rlhf.overlay.reporting.errors import EngineReplaced, RewardError
+from sg_rlhf.overlay.rollout import core_errors
 from sg_rlhf.overlay.rollout.batch_barrier import BatchBarrier
 from sg_rlhf.overlay.rollout.dispatch import RequestTag
-from sg_rlhf.overlay.rollout.engine_pool import EngineInstance
+from sg_rlhf.overlay.rollout.engine_pool import DEAD_CORE, EngineInstance
 from sg_rlhf.overlay.rollout.executors import check_agent_rewards
 from sg_rlhf.overlay.settings import worker_settings
 from sg_rlhf.run_dir.weight_versions import append_version
@@ -102,21 +103,29 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
         # Elsewhere results vary with more than the batch composition.
         self._deterministic = platform.is_cpu() or bool(kwargs.get("full_determinism"))
         self._barrier: tuple[str, BatchBarrier] | None = None
-        with activity.phase(activity.ENGINE, "starting vLLM and loading the model"):
-            await super().__init__(*args, remote_rm_url=remote_rm_url, **kwargs)
-            if platform.is_cpu():
-                await self.llm.collective_rpc("draw_by_seed")
-            await self.set_weight_version(0)
-        check_agent_rewards(self.executor)
         self._core_watch = asyncio.create_task(self._fail_pending_calls())
+        try:
+            with activity.phase(activity.ENGINE, "starting vLLM and loading the model"):
+                await super().__init__(*args, remote_rm_url=remote_rm_url, **kwargs)
+                if platform.is_cpu():
+                    await self.llm.collective_rpc("draw_by_seed")
+                await self.set_weight_version(0)
+        except Exception as error:  # vLLM's own says "see the log above"
+            cause = await self.core_error()
+            if not cause and type(error).__name__ == DEAD_CORE:
+                cause = "vLLM's core was killed, or crashed"
+            if not cause:
+                raise
+            raise RuntimeError(cause) from error
+        check_agent_rewards(self.executor)
 
     async def _fail_pending_calls(self) -> None:
         """Fail pending calls to a core that died.
 
         vLLM fails pending responses only. Other calls (pause, wake up, receive weights) would never
-        return.
+        return. It runs from before there is a core, which may die while the engine starts.
         """
-        while not self.llm.errored:
+        while not (hasattr(self, "llm") and self.llm.errored):
             await asyncio.sleep(DEAD_CORE_SECONDS)
         for call in self.llm.engine_core.utility_results.values():
             if not call.done():
@@ -311,6 +320,13 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
     async def ping(self) -> None:
         """Return once this process and the engine's core answer."""
         await self.llm.is_sleeping()
+
+    async def core_error(self) -> str:
+        """The last error that vLLM's core has written to this process's log; empty if none.
+
+        The core is a process of its own, and tells its cause of death to nobody else.
+        """
+        return next(filter(None, map(core_errors.last_error, core_errors.OWN_LOGS)), "")
 
     async def receive_bucket(
         self, metadata: Any, first: bool, last: bool, handles: Any = None

@@ -30,7 +30,9 @@ from sg_rlhf.overlay.rollout.engine_pool import (
     POLL_INTERVAL,
     START_TIMEOUT,
     EnginePool,
+    core_error,
     engine_names,
+    is_engine_failure,
 )
 from sg_rlhf.overlay.settings import worker_settings
 
@@ -79,6 +81,8 @@ def _wait_for_start(
                 ray.get(reference)
             except ray.exceptions.RayError as error:
                 error.add_note(f"rollout engine {index} did not start")
+                if is_engine_failure(error) and (cause := core_error(handles[index])):
+                    error.add_note(f"rollout engine {index} did not start: {cause}")
                 raise
         if pending and time.monotonic() > deadline:
             raise EngineLost(
@@ -125,14 +129,19 @@ class StartMonitor:
 
     def _watch(self) -> None:
         try:
-            _wait_for_start(self._handles, self._timeout, self._stopped)
+            # Again and again: one may also die after its start, before the ranks have connected.
+            while not self._stopped.is_set():
+                _wait_for_start(self._handles, self._timeout, self._stopped)
+                self._stopped.wait(POLL_INTERVAL)
             return
         except EngineLost as error:
             line = str(error)
         except ray.exceptions.RayError as error:
             line = error_report.summarize(error)
-            if not line.startswith("rollout engine"):
-                line = f"{error.__notes__[-1]}: {line}"
+            if ": " in (note := error.__notes__[-1]):
+                line = note
+            elif not line.startswith("rollout engine"):
+                line = f"{note}: {line}"
         _leave_message(self._run_dir, line)
         for rank in self._ranks:
             ray.kill(rank)

@@ -6,6 +6,9 @@ initial weights and no weight-sync group. So each start has its own id
 (:class:`EngineInstance`), and :class:`EnginePool` sends it the policy's weights before it
 gets requests.
 
+An engine that has never answered a request is not restarted: it would die of its first request
+again (a model that vLLM cannot run). The run ends with the last error of its core.
+
 A loss is noticed by a failed request (:mod:`.dispatch`), by :meth:`EnginePool.check` before each
 weight sync, and by the health checks of :mod:`.engine_monitor`.
 """
@@ -35,6 +38,8 @@ PLACEMENT_TIMEOUT = 20.0
 POLL_INTERVAL = 2.0
 #: Seconds for a worker that kills processes; it may have to be started first.
 KILL_TIMEOUT = 120.0
+#: Seconds for a lost engine to say what its core died of.
+CORE_ERROR_TIMEOUT = 10.0
 #: Raised by vLLM when the process of its core has died (vllm.v1.engine.exceptions).
 DEAD_CORE = "EngineDeadError"
 
@@ -78,6 +83,7 @@ class EnginePool:
         trainer_lock: held by whoever calls the trainer's ranks; a restart does. Two threads that
             call them would reach the ranks in different orders.
         replaced: restarts per engine.
+        answered: indices of the engines that have answered a request.
     """
 
     def __init__(
@@ -88,6 +94,7 @@ class EnginePool:
         self.instances: list[EngineInstance] = ray.get(references) if references else []
         self.trainer_lock = threading.Condition()
         self.replaced = [0] * len(handles)
+        self.answered: set[int] = set()
         self._max_restarts, self._rejoin, self._reported = max_restarts, rejoin, 0
 
     def pop_replacement_count(self) -> int:
@@ -113,7 +120,7 @@ class EnginePool:
             lost: id of the lost instance. Does nothing if the engine was restarted since.
 
         Raises:
-            EngineLost: it was lost more often than allowed, or does not restart.
+            EngineLost: it never answered, was lost more often than allowed, or does not restart.
         """
         with self.trainer_lock:
             if self.instances[index].name == lost:
@@ -145,10 +152,14 @@ class EnginePool:
 
     def _restart(self, index: int) -> None:
         if not self.can_replace(index):
-            raise EngineLost(
-                f"rollout engine {index} is lost (killed, crashed or hung), and was replaced "
-                f"{self.replaced[index]} times before (sg.engine_restarts={self._max_restarts})"
+            times = (
+                f"was replaced {self.replaced[index]} times before "
+                f"(sg.engine_restarts={self._max_restarts})"
             )
+            if index not in self.answered:
+                times = "had not answered any request, so it is not replaced"
+            cause = core_error(self.handles[index]) or "killed, crashed or hung"
+            raise EngineLost(f"rollout engine {index} is lost ({cause}), and {times}")
         self.replaced[index] += 1
         print(f"rollout engine {index} is lost: starting a replacement", flush=True)
         self.terminate(index)
@@ -156,7 +167,7 @@ class EnginePool:
 
     def can_replace(self, index: int) -> bool:
         """Whether an engine may be restarted once more."""
-        return self.replaced[index] < self._max_restarts
+        return index in self.answered and self.replaced[index] < self._max_restarts
 
     def terminate(self, index: int) -> None:
         """Kill an engine's processes, whatever state they are in. Ray then restarts it.
@@ -198,6 +209,13 @@ class EnginePool:
         raise EngineLost(
             f"rollout engine {index} was not restarted within {START_TIMEOUT:g} s (logs/)"
         )
+
+
+def core_error(handle: Any) -> str:
+    """What the core of an engine died of; empty if the engine does not know, or is gone, too."""
+    with contextlib.suppress(ray.exceptions.RayError):
+        return str(ray.get(handle.core_error.remote(), timeout=CORE_ERROR_TIMEOUT))
+    return ""
 
 
 def engine_names(indices: Sequence[int]) -> str:

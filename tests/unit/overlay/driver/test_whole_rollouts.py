@@ -35,6 +35,7 @@ class Engines:
         #: Requests, by their number, whose answer is an error.
         self.errors: dict[int, Exception] = {}
         self.replaced: list[int] = []
+        self.answered: set[int] = set()
 
     def handle(self, number: int) -> Any:
         def generate(tag: RequestTag, prompt: Any, num_samples: int, **_: Any) -> Any:

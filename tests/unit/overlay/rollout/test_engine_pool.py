@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ import pytest
 import ray
 
 from sg_rlhf.overlay.reporting.errors import EngineLost
-from sg_rlhf.overlay.rollout import engine_monitor
+from sg_rlhf.overlay.rollout import core_errors, engine_monitor
 from sg_rlhf.overlay.rollout.engine_pool import EngineInstance, EnginePool
 from sg_rlhf.overlay.settings import worker_settings
 from sg_rlhf.overlay.settings.worker_settings import WorkerSettings
@@ -120,14 +121,23 @@ def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
         local = SimpleNamespace(wait=wait, get=get, kill=killed.append, exceptions=ray.exceptions)
         monkeypatch.setattr(engine_monitor, "ray", local)
+        monkeypatch.setattr(engine_monitor, "POLL_INTERVAL", 0.0)
+        # An engine has a list where its pings differ: the last result is that of all later ones.
+        left = [list(result) if isinstance(result, list) else [result] for result in results]
+        pings = [0] * len(left)
+
+        def ping(index: int) -> Reference:
+            pings[index] += 1
+            return Reference(left[index].pop(0) if len(left[index]) > 1 else left[index][0])
+
         handles = [
-            SimpleNamespace(ping=SimpleNamespace(remote=lambda result=result: Reference(result)))
-            for result in results
+            SimpleNamespace(ping=SimpleNamespace(remote=functools.partial(ping, index)))
+            for index in range(len(left))
         ]
         (tmp_path / "logs").mkdir(exist_ok=True)
         started = engine_monitor.StartMonitor(handles, ["rank 0", "rank 1"], tmp_path, timeout)
-        started._thread.join(30)
-        assert not started._thread.is_alive()
+        while started._thread.is_alive() and min(pings) < 5:
+            started._thread.join(0.01)
         started.stop()
         return killed, engine_monitor.failure_message(tmp_path)
 
@@ -147,6 +157,13 @@ def test_an_engine_that_never_answers_ends_it_at_the_deadline(start: Any) -> Non
     killed, message = start("silent", None, timeout=0.0)
     assert killed == ["rank 0", "rank 1"]
     assert message == "rollout engine 0 did not start within 0 s (sg.engine_start_timeout; logs/)"
+
+
+def test_an_engine_that_dies_after_its_start_ends_it_too(start: Any) -> None:
+    """Before the ranks have connected to it."""
+    killed, message = start(None, [None, None, ray.exceptions.RaySystemError("the core died")])
+    assert killed == ["rank 0", "rank 1"]
+    assert message is not None and message.startswith("rollout engine 1 did not start: ")
 
 
 def test_engines_that_start_end_nothing(start: Any) -> None:
@@ -189,3 +206,22 @@ def test_an_engine_that_fails_to_start_says_why(monkeypatch: pytest.MonkeyPatch)
     handle = SimpleNamespace(ping=SimpleNamespace(remote=lambda: Reference(None)))
     with pytest.raises(ray.exceptions.RaySystemError, match="no such model"):
         engine_monitor.after_start(lambda *_: None)([handle], "sleep")
+
+
+CORES_LOG = """\
+(EngineCore pid=7) ERROR 11-28 05:00:00 [core.py:1512] EngineCore encountered a fatal error.
+(EngineCore pid=7) ERROR 11-28 05:00:00 [core.py:1512] Traceback (most recent call last):
+(EngineCore pid=7) ERROR 11-28 05:00:00 [core.py:1512]     raise ValueError(f"unsupported {size}")
+(EngineCore pid=7) ERROR 11-28 05:00:00 [core.py:1512] ValueError: unsupported head size 24
+(SGRolloutActor pid=5) ERROR 11-28 05:00:01 [async_llm.py:906] AsyncLLM output_handler failed.
+(SGRolloutActor pid=5) ERROR 11-28 05:00:01 [async_llm.py:906] EngineDeadError: See stack trace
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "error"), [(CORES_LOG, "ValueError: unsupported head size 24"), ("WARNING: w\n", "")]
+)
+def test_what_a_core_died_of_is_read_from_its_log(tmp_path: Path, text: str, error: str) -> None:
+    (tmp_path / "log").write_text(text)
+    assert core_errors.last_error(str(tmp_path / "log")) == error
+    assert core_errors.last_error(str(tmp_path / "none")) == ""
