@@ -29,6 +29,8 @@ TOKENIZER_FILES = (
 )  # fmt: skip
 _WEIGHTS = ("*.safetensors", "*.bin")
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+#: Keys of a mixture of experts in ``config.json``: the number of its experts.
+EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
 #: Marks a folder with LoRA adapters, which need their base model.
 ADAPTER_CONFIG = "adapter_config.json"
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?").fullmatch
@@ -100,6 +102,11 @@ def merged_folder(folder: Path) -> Path:
     """The folder that :func:`merge_command` writes for a folder of adapters."""
     folder = folder if folder.name.strip(".") else folder.resolve()
     return folder.with_name(f"{folder.name}-merged")
+
+
+def has_experts(folder: Path) -> bool:
+    """Whether a model folder's ``config.json`` is that of a mixture of experts."""
+    return any(_json_object(folder / "config.json").get(key) for key in EXPERT_KEYS)
 
 
 def _check_config(folder: Path) -> None:

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from tests.integration.conftest import ROOT, environment, forked_python, run_ranks
 
 pytestmark = pytest.mark.integration
+
+
+def experts_folder(folder: Path) -> Path:
+    """A Qwen3-MoE with the tokenizer of the tiny model."""
+    tiny = ROOT / "sg_rlhf" / "tiny" / "kk_tiny"
+    shutil.copytree(tiny, folder, ignore=shutil.ignore_patterns("*.safetensors", "manifest.json"))
+    config = Qwen3MoeConfig(
+        **json.loads((tiny / "config.json").read_text()) | {"model_type": "qwen3_moe"},
+        head_dim=32, moe_intermediate_size=48, num_experts=4, num_experts_per_tok=2,
+    )  # fmt: skip
+    Qwen3MoeForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +46,13 @@ def test_the_engine_has_the_trainers_weights_to_the_bit_of_upstreams_way(found: 
     assert found["messages"]["none"].startswith("sent 2 buckets")
     assert first != changed == by_upstream
     assert changed == pytest.approx(trainers, abs=1e-3)
+
+
+def test_the_engine_has_the_trainers_experts(found: Any) -> None:
+    """The trainer stacks them, and a checkpoint does not."""
+    assert len(found["experts"]) == 2
+    for loaded, same, changed in found["experts"]:
+        assert max(loaded, same, changed) < 1e-5
 
 
 def test_a_weight_in_a_wrong_layout_ends_the_run_at_the_log_prob_check(found: Any) -> None:
@@ -68,11 +89,13 @@ def test_a_killed_engine_ends_it(found: Any) -> None:
     assert line.endswith("): it is lost (killed, or crashed)")
 
 
-def test_two_zero_3_ranks_put_whole_tensors_into_the_buckets(tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", ["dense", "experts"])
+def test_two_zero_3_ranks_put_whole_tensors_into_the_buckets(tmp_path: Path, model: str) -> None:
     out = tmp_path / "found.pt"
-    run_ranks("weight_sync_on_ranks.py", 2, str(out))
+    folder = [] if model == "dense" else [str(experts_folder(tmp_path / "model"))]
+    run_ranks("weight_sync_on_ranks.py", 2, str(out), *folder)
     sent = torch.load(out, weights_only=True)
-    assert sent["sharded"] and sent["adapted"] > 10
+    assert sent["sharded"] and (sent["adapted"] > 10) == (model == "dense")
     assert sent["names"] == sent["expected"] and len(sent["names"]) > 20
     assert all(sent["equal"])
     # Which bucket is the first, and which the last.

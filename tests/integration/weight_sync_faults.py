@@ -6,8 +6,10 @@ Writes to OUT: {"log_probs": [after a sync in buckets, after upstream's of the s
 trainer's own], "messages": fault -> the error's, "seconds": fault -> how long it took, "check":
 {"right": the log-prob check's metrics after an honest sync, "sent": outcome of a sync into a layer
 whose processed weight gets its rows in another order, "wrong": the check's error after it}}. The
-fault "dead core" is one in a call that the engine's core has been sent. Ray starts its workers with
-PYTHON, which has made the long imports already.
+fault "dead core" is one in a call that the engine's core has been sent. "experts": per size of the
+experts of a Qwen3-MoE the largest difference of its log-probs, engine to trainer: as both load it,
+after a sync of the same weights, and after one of others. Ray starts its workers with PYTHON, which
+has made the long imports already.
 """
 
 from __future__ import annotations
@@ -110,6 +112,59 @@ class Trainer(bench.Trainer):
         return said, time.monotonic() - started
 
 
+class ExpertsTrainer(Trainer):
+    """Of a model in a folder, as the run's ranks load it."""
+
+    def __init__(self, folder: str, *args: Any) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        super().__init__(folder, *args)
+        self.module = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+        self.actor.model.module = self.module
+
+
+#: Of an expert's hidden layer. In the first the stacked tensors are square; vLLM's CPU kernel pads
+#: the second.
+EXPERTS = (32, 48)
+
+
+def differences_of_experts(size: int, folder: Path) -> list[float]:
+    import torch
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        vocab_size=520, hidden_size=64, intermediate_size=64, moe_intermediate_size=size,
+        num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
+        num_experts=4, num_experts_per_tok=2, max_position_embeddings=256, norm_topk_prob=True,
+    )  # fmt: skip
+    model = Qwen3MoeForCausalLM(config)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    model.to(torch.bfloat16).save_pretrained(folder)
+    settings = bench.engine_settings(str(folder)) | {"load_format": "auto"}
+    engine = ray.remote(Engine).options(num_cpus=1, num_gpus=0.5).remote(**settings)
+    start = ray.remote(num_cpus=1, num_gpus=0.5)(ExpertsTrainer)
+    trainer = start.remote(str(folder), engine, "cpu")
+    ray.get(trainer.connect.remote())
+    ids = list(range(5, 60))
+
+    def difference() -> float:
+        engines = ray.get(engine.prompt_log_probs.remote(ids))
+        trainers = ray.get(trainer.own_log_probs.remote(ids))
+        return max(abs(a - b) for a, b in zip(engines, trainers, strict=True))
+
+    found = [difference()]
+    for _ in range(2):
+        ray.get(trainer.send.remote(1))
+        found.append(difference())
+        ray.get(trainer.change.remote())
+    ray.kill(engine)
+    ray.kill(trainer)
+    return found
+
+
 def checked(trainer: Any, engine: Any) -> Any:
     """The log-prob check's metrics, or its error."""
     policy = SimpleNamespace(
@@ -147,6 +202,7 @@ def main(out: Path, python: str) -> None:
             "worker_process_setup_hook": table.WORKER_SETUP_HOOK,
         },
     )  # fmt: skip
+    experts = [differences_of_experts(size, out.with_name(f"experts_{size}")) for size in EXPERTS]
     engine = (
         ray.remote(Engine)
         .options(num_cpus=1, num_gpus=0.5)
@@ -193,7 +249,10 @@ def main(out: Path, python: str) -> None:
     outcome("stopped", DEADLINE)
     os.kill(pid, signal.SIGKILL)
     outcome("killed", 60.0)
-    found = {"log_probs": log_probs, "messages": messages, "seconds": seconds, "check": check}
+    found = {
+        "log_probs": log_probs, "messages": messages, "seconds": seconds, "check": check,
+        "experts": experts,
+    }  # fmt: skip
     out.write_text(json.dumps(found))
     ray.shutdown()
 

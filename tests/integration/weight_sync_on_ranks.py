@@ -1,10 +1,10 @@
 """One rank of the test of what ZeRO-3 ranks put into the buckets of a weight sync.
 
-    python weight_sync_on_ranks.py OUT
+    python weight_sync_on_ranks.py OUT [MODEL]
 
-The model has LoRA adapters. Rank 0 keeps what it would send instead of sending it, and writes to
-OUT the names in order, whether every tensor is the one that gathering it alone gives, with its
-adapters merged, and the calls it would have made.
+The tiny recipe's model has LoRA adapters; that in the folder MODEL has none. Rank 0 keeps what it
+would send instead of sending it. It writes to OUT the names in order, whether every tensor is the
+one that gathering it alone gives, with its adapters merged, and the calls it would have made.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import update_on_ranks as update
 # isort: split
 import deepspeed
 import torch
+from transformers.core_model_loading import revert_weight_conversion
 
 from sg_rlhf.overlay.weight_sync import buckets
 from sg_rlhf.overlay.weight_sync.sender import WeightSync
@@ -45,12 +46,21 @@ class Kept(WeightSync):
         self.calls.append((first, last))
 
 
-def main(out: Path) -> None:
+def main(out: Path, model_folder: str = "") -> None:
     recipe, _ = update.cases()["grpo_sg"]
-    args = update.arguments(recipe, ["ds.zero_stage=3", "sg.sync_bucket_mb=1"], 2)
-    adapters = {"lora_rank": RANK, "lora_alpha": ALPHA, "target_modules": "all-linear"}
-    trainer = update.trainer_of(*update.prepare(args, **adapters), 2)
-    model = trainer.actor.model.module.get_base_model()
+    overrides = ["ds.zero_stage=3", "sg.sync_bucket_mb=1"]
+    if model_folder:
+        overrides.append(f"actor.model_name_or_path={model_folder}")
+    args = update.arguments(recipe, overrides, 2)
+    adapters: dict[str, Any] = {
+        "lora_rank": RANK,
+        "lora_alpha": ALPHA,
+        "target_modules": "all-linear",
+    }
+    trainer = update.trainer_of(*update.prepare(args, **({} if model_folder else adapters)), 2)
+    model = trainer.actor.model.module
+    if not model_folder:
+        model = model.get_base_model()
     parameters = dict(model.named_parameters())
     shards = [p.ds_tensor.numel() < p.ds_numel for p in parameters.values()]
     torch.manual_seed(0)
@@ -71,7 +81,9 @@ def main(out: Path) -> None:
             if a is not None and b is not None and name.endswith("weight"):
                 delta = ALPHA / RANK * (b.data.float() @ a.data.float())
                 value += delta.to(value.dtype)
-            expected[name.replace(".base_layer", "")] = value
+            name = name.replace(".base_layer", "")
+            # A whole one alone: stacked experts are split as in a checkpoint.
+            expected |= revert_weight_conversion(model, {name: value})
     if torch.distributed.get_rank() == 0:
         found = {
             "names": list(sync.tensors), "expected": list(expected), "calls": sync.calls,
@@ -84,4 +96,4 @@ def main(out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

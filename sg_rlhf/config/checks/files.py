@@ -58,6 +58,23 @@ def check_models(config: Config) -> None:
             ) from None
         except model_folder.ModelError as error:
             raise ConfigError(f"{key}={given}: {error}") from None
+        if key == MODELS[0]:
+            _check_experts(config, Path(name))
+
+
+def _check_experts(config: Config, folder: Path) -> None:
+    """Refuse what a mixture of experts cannot be sent to the engines with.
+
+    Upstream's weight sync sends the experts stacked. Adapters of stacked experts are not merged.
+    """
+    sync, shards = config.sg.weight_sync, config.value("ds.tensor_parallel_size")
+    rank = config.value("ds.lora.rank")
+    if (sync != "buckets" or shards > 1 or rank > 0) and model_folder.has_experts(folder):
+        raise ConfigError(
+            f"{MODELS[0]}={folder}: a mixture of experts, not with sg.weight_sync={sync}, "
+            f"ds.tensor_parallel_size={shards}, ds.lora.rank={rank}: the engines would load other "
+            "weights; use buckets, 1 and 0"
+        )
 
 
 def check_code(config: Config) -> None:

@@ -48,9 +48,24 @@ class CpuWorkerWrap(BucketWorkerWrap, SeededSamplingExtension):
     def _load_tensors(
         self, tensors: list[tuple[str, torch.Tensor]], first: bool, last: bool
     ) -> None:
+        model = self.model_runner.get_model()
+        if first:
+            pack_experts_again(model)
         super()._load_tensors(tensors, first, last)
         if last:
-            repack_tied_heads(self.model_runner.get_model())
+            repack_tied_heads(model)
+
+
+def pack_experts_again(model: torch.nn.Module) -> None:
+    """Have a reload pack the experts of an MoE.
+
+    vLLM packs them for its CPU kernel only where a layer has no kernel yet. It would leave reloaded
+    ones unpacked.
+    """
+    for module in model.modules():
+        method = getattr(module, "quant_method", None)
+        if hasattr(method, "moe_kernel"):
+            method.moe_kernel = None
 
 
 def repack_tied_heads(model: torch.nn.Module) -> None:

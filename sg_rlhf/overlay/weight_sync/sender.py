@@ -80,18 +80,14 @@ class WeightSync:
         # As upstream: a vision-language model's vision part is frozen, and the engine has its own.
         is_vlm = getattr(trainer.actor, "is_vlm", False)
         self._sources = engine_tensors(trainer.actor.model.module, without_frozen=is_vlm)
-        parameters = {name: source.parameters[0] for name, source in self._sources.items()}
         tensors = [
-            buckets.TensorSpec(name, p.dtype, tuple(self._full_shape(p)))
-            for name, p in parameters.items()
+            buckets.TensorSpec(name, source.parameters[0].dtype, source.shape)
+            for name, source in self._sources.items()
         ]
         self.buckets = buckets.split(tensors, args.sg.sync_bucket_mb * 2**20)
         self.deadline_seconds = deadline_seconds(
             args.sg.sync_timeout, sum(tensor.nbytes for tensor in tensors)
         )
-
-    def _full_shape(self, parameter: Any) -> Any:
-        return parameter.ds_shape if self._zero3 else parameter.shape
 
     def send(self) -> None:
         """Send all weights once.
@@ -135,7 +131,8 @@ class WeightSync:
         handles: dict[str, Any] | None,
     ) -> None:
         sources = [self._sources[slot.tensor.name] for slot in bucket.slots]
-        parameters = [parameter for source in sources for parameter in source.parameters]
+        # The parts of a stacked parameter share it; it is gathered once.
+        parameters = list({id(p): p for source in sources for p in source.parameters}.values())
         with deepspeed.zero.GatheredParameters(parameters, enabled=self._zero3):
             if buffer is not None:
                 # A generator: merged tensors are copies, and one at a time is enough.

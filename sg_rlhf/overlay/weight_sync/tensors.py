@@ -1,12 +1,17 @@
-"""The policy's tensors as an engine loads them: plain parameters, with LoRA adapters merged.
+"""The policy's tensors as an engine loads them: a checkpoint's, with LoRA adapters merged.
 
 The engine holds the plain model. Upstream sends peft's parameters under peft's names, which vLLM
 does not know. Here an adapted layer is sent as one tensor, W + scaling * B A. It is merged when it
 is sent, in the dtype of W, as peft's ``merge`` does it. Adapters are never sent separately.
+
+Engines load checkpoints. transformers 5 stacks the experts of a mixture of experts when it loads a
+checkpoint, and splits them when it saves one. Here they are split in the same way.
 """
 
 from __future__ import annotations
 
+import functools
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,6 +19,7 @@ import torch
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from torch import nn
+from transformers.core_model_loading import revert_weight_conversion
 
 
 class TensorSource(NamedTuple):
@@ -21,11 +27,13 @@ class TensorSource(NamedTuple):
 
     Attributes:
         parameters: the policy's parameters that it depends on; under ZeRO-3 they must be gathered
-            around ``materialize``. The first has the tensor's dtype and shape.
-        materialize: returns the tensor of their present values.
+            around ``materialize``. The first has the tensor's dtype.
+        shape: of the tensor.
+        materialize: returns the tensor of their present values. Called once per tensor and sync.
     """
 
     parameters: tuple[nn.Parameter, ...]
+    shape: tuple[int, ...]
     materialize: Callable[[], torch.Tensor]
 
 
@@ -37,13 +45,18 @@ def engine_tensors(model: nn.Module, without_frozen: bool = False) -> dict[str, 
         without_frozen: omit parameters that take no gradient and have no adapter: the vision part
             of a vision-language model, which the engine has already.
     """
-    if not isinstance(model, PeftModel):
+    base = model.get_base_model() if isinstance(model, PeftModel) else model
+    return _in_checkpoint_layout(base, _own_tensors(model, base, without_frozen))
+
+
+def _own_tensors(model: nn.Module, base: Any, without_frozen: bool) -> dict[str, TensorSource]:
+    """The tensors by the names of the model's own parameters, with adapters merged."""
+    if base is model:
         return {
             name: _plain(parameter)
             for name, parameter in model.named_parameters()
             if parameter.requires_grad or not without_frozen
         }
-    base = model.get_base_model()
     adapted = {name: m for name, m in base.named_modules() if isinstance(m, LoraLayer)}
     sources: dict[str, TensorSource] = {}
     for name, parameter in base.named_parameters():
@@ -58,8 +71,49 @@ def engine_tensors(model: nn.Module, without_frozen: bool = False) -> dict[str, 
     return sources
 
 
+def _in_checkpoint_layout(model: Any, own: dict[str, TensorSource]) -> dict[str, TensorSource]:
+    """Replace tensors that have another layout in a checkpoint, such as stacked experts.
+
+    A tensor that is only renamed keeps its name, and so does one that a checkpoint joins with
+    others.
+    """
+    layouts: dict[str, dict[str, torch.Tensor]] = {}
+    for name, source in own.items():
+        empty = torch.empty(source.shape, dtype=source.parameters[0].dtype, device="meta")
+        layout = revert_weight_conversion(model, {name: empty})
+        is_same = any(tensor is empty for tensor in layout.values())
+        layouts[name] = {name: empty} if is_same else layout
+    counts = Counter(name for layout in layouts.values() for name in layout)
+    sources: dict[str, TensorSource] = {}
+    for name, source in own.items():
+        layout = layouts[name]
+        if name in layout or any(counts[part] > 1 for part in layout):
+            sources[name] = source
+            continue
+        parts = _Parts(model, name, source)
+        for part, tensor in layout.items():
+            take = functools.partial(parts.take, part)
+            sources[part] = TensorSource(source.parameters, tuple(tensor.shape), take)
+    return sources
+
+
+class _Parts:
+    """The tensors of a checkpoint that one parameter is made of. All are converted at once."""
+
+    def __init__(self, model: Any, name: str, source: TensorSource) -> None:
+        self._model, self._name, self._source = model, name, source
+        self._left: dict[str, torch.Tensor] = {}
+
+    def take(self, part: str) -> torch.Tensor:
+        """A part. A part that was taken before is converted again, from the present values."""
+        if part not in self._left:
+            whole = {self._name: self._source.materialize()}
+            self._left = revert_weight_conversion(self._model, whole)
+        return self._left.pop(part)
+
+
 def _plain(parameter: nn.Parameter) -> TensorSource:
-    return TensorSource((parameter,), lambda: parameter.data)
+    return TensorSource((parameter,), _shape(parameter), lambda: parameter.data)
 
 
 def _merged(layer: Any, weight: nn.Parameter) -> TensorSource:
@@ -71,4 +125,9 @@ def _merged(layer: Any, weight: nn.Parameter) -> TensorSource:
             merged: torch.Tensor = weight.data + layer.get_delta_weight(adapter).to(weight.dtype)
         return merged
 
-    return TensorSource((weight, *lora), materialize)
+    return TensorSource((weight, *lora), _shape(weight), materialize)
+
+
+def _shape(parameter: Any) -> tuple[int, ...]:
+    """The whole shape, also of a parameter that ZeRO-3 has partitioned."""
+    return tuple(getattr(parameter, "ds_shape", parameter.shape))

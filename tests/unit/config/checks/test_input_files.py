@@ -264,6 +264,21 @@ def test_a_model_that_is_not_whole_or_brings_code_is_refused(
     assert words in said
 
 
+@pytest.mark.parametrize(
+    "setting", ["sg.weight_sync=upstream", "ds.tensor_parallel_size=2", "ds.lora.rank=8"]
+)
+def test_experts_that_would_be_sent_stacked_are_refused(tmp_path: Path, setting: str) -> None:
+    """transformers 5 stacks them; vLLM would load them wrongly, or without their adapters."""
+    model = shutil.copytree(MODEL, tmp_path / "model")
+    settings = [f"actor.model_name_or_path={model}", setting]
+    files.check_models(load_config(TINY, settings))
+    given = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(given | {"num_experts": 4}))
+    with pytest.raises(ConfigError, match=f"a mixture of experts, not with .*{setting}"):
+        files.check_models(load_config(TINY, settings))
+    files.check_models(load_config(TINY, settings[:1]))
+
+
 def test_a_model_that_is_asked_for_by_name_may_bring_code(tmp_path: Path) -> None:
     model = shutil.copytree(MODEL, tmp_path / "model")
     damaged(model, "code")
