@@ -27,6 +27,13 @@ MISMATCH, MISMATCH_GROWTH = 1e-3, 5.0
 GARBLED = 0.2
 
 
+#: The metrics that the rules read.
+KEYS = (
+    "entropy_loss", "rollout/truncated_rate", "rollout/frac_reward_zero_std",
+    "actor_grad_norm_max", "sg/mismatch_kl_k3", "garbled/mixed_script_frac",
+)  # fmt: skip
+
+
 class Alert(NamedTuple):
     """One alert.
 
@@ -148,6 +155,24 @@ def check(rows: Sequence[Row]) -> list[Alert]:
     """
     found = ((name, rule(rows)) for name, rule in RULES.items())
     return [Alert(name, message) for name, message in found if message is not None]
+
+
+def needed(rows: Sequence[Row]) -> list[Row]:
+    """The rows that :func:`check` and :func:`begun` need with those to come, with nothing else.
+
+    Of each metric these are the first and the last values. So a run of any length keeps a fixed
+    number of rows.
+
+    Args:
+        rows: of ``metrics.jsonl`` in their order, or the rows that this function returned and those
+            after them.
+    """
+    kept = {len(rows) - 1} if rows else set()
+    for key in KEYS:
+        indices = [i for i, row in enumerate(rows) if _values([row], key)]
+        kept |= {*indices[:WINDOW], *indices[-NORMS - 1 :]}
+    names = {*KEYS, *metrics(())}
+    return [{k: v for k, v in rows[i].items() if k in names} for i in sorted(kept)]
 
 
 def begun(before: Row, alerts: Sequence[Alert]) -> list[Alert]:

@@ -33,7 +33,8 @@ class MetricLog:
         if args.sg.trackio and run_dir is not None:
             trackio = TrackioLogger(args.logger.wandb.project, run_dir.resolve().name)
         self._tensorboard, self._wandb, self._trackio = tensorboard, wandb, trackio
-        self._rows: list[dict[str, Any]] | None = None
+        #: What the alerts need of the rows so far.
+        self._rows: list[alerts.Row] | None = None
 
     def write(self, name: str, rows: list[dict[str, Any]]) -> None:
         """Append rows to a file of the run directory."""
@@ -81,12 +82,12 @@ class MetricLog:
             file = self._run_dir / jsonl_log.METRICS if self._run_dir is not None else None
             self._rows = jsonl_log.read(file) if file is not None and file.exists() else []
         before = self._rows[-1] if self._rows else {}
-        self._rows.append(numbers)
-        active = alerts.check(self._rows)
+        rows = [*self._rows, numbers]
+        active = alerts.check(rows)
         for alert in alerts.begun(before, active):
             activity.show_message(activity.CONTROLLER, f"alert: {alert.message}")
         metrics = alerts.metrics(active)
-        self._rows[-1] = {**numbers, **metrics}
+        self._rows = alerts.needed([*rows[:-1], {**numbers, **metrics}])
         return metrics
 
     def _log_optimizer_steps(self, rows: list[dict[str, Any]]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import random
 from pathlib import Path
 from typing import Any
 
@@ -101,3 +103,27 @@ def test_a_learning_run_raises_none(tmp_path: Path) -> None:
     found = [json.loads(line) for line in file.read_text().splitlines()]
     assert len(found) == 20
     assert all(names(found[:last]) == set() for last in range(1, 21))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_run_of_any_length_keeps_a_fixed_number_of_rows_and_finds_the_same_alerts(
+    seed: int,
+) -> None:
+    draw = random.Random(seed)
+    found: Rows = []
+    kept: list[alerts.Row] = []
+    raised: set[str] = set()
+    for number in range(400):
+        row: dict[str, Any] = {"global_step": number}
+        for key in alerts.KEYS:
+            value = math.nan if draw.random() < 0.1 else draw.random() ** 8
+            row |= {key: value} if draw.random() < 0.8 else {}
+        found.append(row)
+        active = alerts.check(found)
+        raised |= {alert.name for alert in active}
+        assert alerts.check([*kept, row]) == active
+        kept = alerts.needed([*kept, row | alerts.metrics(active)])
+        assert alerts.begun(kept[-1], active) == []
+        assert len(kept) <= len(alerts.KEYS) * (alerts.WINDOW + alerts.NORMS + 1) + 1
+        assert all("global_step" not in kept_row for kept_row in kept)
+    assert len(raised) >= 2
