@@ -101,13 +101,15 @@ class SGSettings(BaseModel):
         0,
         ge=0,
         description="compare engine and trainer log-probs after every Nth weight sync; "
-        "0 checks only the first",
+        "0 checks only the first. With samples of older weights, or without engine_log_probs, "
+        "two sequences check every other sync, at four times the tolerance",
     )
     sync_check_tolerance: float = Field(
         0.05,
         gt=0,
         description="largest mean absolute log-prob difference that passes as bf16 rounding, of a "
-        "checked sync; a rollout above it warns, and above four times that stops the run",
+        "checked sync. A rollout above it warns. Before its update, four times that stops the "
+        "run; 1 nat does in any mode",
     )
     weight_sync: Literal["buckets", "upstream"] = Field(
         "buckets",

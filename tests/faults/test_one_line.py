@@ -223,7 +223,16 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 honest = AsyncLLM.collective_rpc
 
+syncs = 0
+
 async def collective_rpc(self, method, *args, **kwargs):
+    global syncs
+    if method == "receive_bucket" and {fault!r} == "garbled":
+        metadata, first, last, *rest = kwargs["args"]
+        syncs += first
+        if syncs > 1:  # the embedding begins 8 numbers later
+            moved = [(n, d, s, at + 16 * ("embed" in n)) for n, d, s, at in metadata]
+            kwargs["args"] = (moved, first, last, *rest)
     if method == "receive_bucket" and {fault!r} == "first sync":
         raise RuntimeError("a bucket did not fit")
     if method == "draw_by_seed" and {fault!r} == "start":
@@ -257,6 +266,28 @@ def test_an_engine_that_fails_early_leaves_no_rank_waiting(
     assert status == 1 and lines[-1].startswith(line), lines[-3:]
     expected = "RuntimeError: a bucket did not fit" if fault == "first sync" else "core was killed"
     assert expected in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        ([], "before optimizer step "),
+        (["sg.correction=tis"], "before optimizer step "),
+        (["train.async_enable=true", "sg.correction=tis"], "after weight sync 2 "),
+    ],
+    ids=["plain", "corrected", "older samples"],
+)
+def test_an_engine_with_other_weights_ends_the_run_before_its_samples_are_trained(
+    tmp_path: Path, data: Data, overrides: list[str], line: str
+) -> None:
+    (tmp_path / "reward.py").write_text(REWARD.format(fault="garbled"))
+    status, lines = ends(
+        tmp_path, data, f"reward.remote_url={tmp_path / 'reward.py'}", "train.num_episodes=9",
+        "sg.sync_check_every=0", "sg.eval_at_start=false", *overrides,
+    )  # fmt: skip
+    assert status == 1 and lines[-1].startswith(f"stopped: {line}"), lines[-3:]
+    assert "the engine has other weights than the trainer" in lines[-1]
+    assert len(jsonl_log.read(tmp_path / "run" / jsonl_log.METRICS)) <= 2
 
 
 def test_an_engine_that_dies_of_its_first_request_is_not_replaced(

@@ -53,23 +53,36 @@ class EngineSync:
             self._wait(woken, "an engine did not wake up for it")
         self._broadcast()
 
-    def count_sync(self) -> bool:
+    def count_sync(self) -> int:
         """Count a sync.
 
         Returns:
-            Whether to check it. ``sg.sync_check_every`` is the interval; 0 checks the first alone.
+            How many sequences to check it with. ``sg.sync_check_every`` is the interval; 0 checks
+            the first alone. A few check the others where the samples do not show other weights.
         """
         self._syncs += 1
         every = self._args.sg.sync_check_every
-        return self._syncs % every == 0 if every else self._syncs == 1
+        if self._syncs % every == 0 if every else self._syncs == 1:
+            return log_prob_check.CHECKED_SEQUENCES
+        return log_prob_check.PROBE_SEQUENCES if log_prob_check.needs_probe(self._args) else 0
 
-    def check(self, batch: log_prob_check.CheckBatch) -> dict[str, float]:
+    def check(self, batch: log_prob_check.CheckBatch, sequences: int) -> dict[str, float]:
         """Compare log-probs of engines and trainer; metrics ``sync/...``.
 
         Args:
             batch: sequences of the latest rollout.
+            sequences: how many of them to compare. One token may decide a check of a few, so that
+                has a wider tolerance.
         """
-        return log_prob_check.check(self._policy, self.pool, batch, self._args, self._syncs)
+        is_probe = sequences < log_prob_check.CHECKED_SEQUENCES
+        return log_prob_check.check(
+            self._policy,
+            self.pool,
+            batch[:: max(1, len(batch) // sequences)][:sequences] if is_probe else batch,
+            self._args,
+            self._syncs,
+            log_prob_check.STOP_AT if is_probe else 1.0,
+        )
 
     def _rejoin(self) -> None:
         """Rebuild the weight-sync group after a restart, and send the weights to all engines."""

@@ -231,7 +231,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
             with self._clock.section("hand_over"):
                 self._send_to_ranks(experiences)
             metrics = self.ppo_train(global_step)
-            log_prob_check.check_rollout(metrics, self.args, global_step + 1)
+            log_prob_check.warn_of_mismatch(metrics, self.args, global_step + 1)
             self._sync.version = global_step + 1
             if self.vllm_engines is not None:
                 self.broadcast_to_vllm()
@@ -320,9 +320,9 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
                 self._sync.send()
             self._sync_metrics = {}
             batch = self._sample_log.check_batch  # empty when a resumed run syncs at its start
-            if batch and self._sync.count_sync():
+            if batch and (sequences := self._sync.count_sync()):
                 with self._clock.section("sync_check"):
-                    self._sync_metrics = self._sync.check(batch)
+                    self._sync_metrics = self._sync.check(batch, sequences)
 
     # -- asynchronous rollouts -----------------------------------------------------------------
 

@@ -79,6 +79,8 @@ class PolicyLossWithStatistics(nn.Module):
         weighting: the recipe's; w = 1 with a stock loss.
         log_probs_BT: the current log-probs of the latest call, detached.
         old_log_probs_BT: old log-probs of the latest call: the current ones where it got none.
+        mismatch: sum of abs(old - engine's log-prob) and number of tokens, float64 [2], since the
+            trainer set it to zeros.
         finished_at: ``time.perf_counter()`` at the end of the latest call. The call has waited for
             the device by then, to see whether the loss is finite.
 
@@ -114,6 +116,7 @@ class PolicyLossWithStatistics(nn.Module):
         self.mean_weight: float | None = None
         self.context = TokenContext()
         self.lopti_pass: str | None = None
+        self.mismatch = torch.zeros(2, dtype=torch.float64)
         self.finished_at = 0.0
         self.log_probs_BT: torch.Tensor | None = None
         self.old_log_probs_BT: torch.Tensor | None = None
@@ -253,6 +256,11 @@ class PolicyLossWithStatistics(nn.Module):
             self.context, old_log_probs=old_log_probs_BT, advantages=advantages_BT, eps=eps
         )
         shift_BT = weight_shift(old_log_probs_BT, engine_BT, self.weighting, mask_BT, context)
+        valid_BT = mask_BT.bool()  # also those that are not in this pass
+        difference_BT = (old_log_probs_BT - engine_BT).double().masked_fill(~valid_BT, 0.0)
+        self.mismatch = self.mismatch.to(valid_BT.device) + torch.stack(
+            [difference_BT.abs().sum(), valid_BT.sum().double()]
+        )
         if self.active_BT is not None:
             mask_BT = mask_BT.bool() & self.active_BT
         return mismatch_statistics(old_log_probs_BT, engine_BT, mask_BT, shift_BT)

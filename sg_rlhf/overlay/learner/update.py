@@ -61,6 +61,7 @@ from sg_rlhf.overlay.learner.replay_buffer import (
 )
 from sg_rlhf.overlay.learner.sync_trainer import SyncTrainer
 from sg_rlhf.overlay.learner.token_record import TokenRecord
+from sg_rlhf.overlay.weight_sync import log_prob_check
 from sg_rlhf.run_dir import timing_keys
 from sg_rlhf.sampling.request_seeds import SeedKey, request_seed
 
@@ -85,6 +86,7 @@ class SGActorPPOTrainer(SyncTrainer):
             self.replay_buffer = BalancedBuffer(
                 buffer.sample_batch_size, buffer.limit, buffer.cpu_offload, buffer.packing_samples
             )
+        self._is_checked = False  # whether the engine's log-probs of this rollout are
         self._entropy_threshold: float | None = None
         self._entropy_BT: torch.Tensor | None = None  # of the latest micro-batch
         if "entropy" in self._weighting.reads:
@@ -128,6 +130,8 @@ class SGActorPPOTrainer(SyncTrainer):
         self._log = StepLog(self.strategy)
         self._seconds.clear()
         self.token_record.clear()
+        self.actor_loss_fn.mismatch.zero_()
+        self._is_checked = False
         # Dropout draws the same numbers in a run that was resumed.
         key = SeedKey(self.args.train.seed, "update", self.actor.model.global_steps, 0)
         torch.manual_seed(request_seed(key, torch.distributed.get_rank()))
@@ -195,6 +199,8 @@ class SGActorPPOTrainer(SyncTrainer):
                 loss_fn.lopti_pass = None
             for row in self._log.rows[first_row:]:
                 row["pass"] = name
+        if not statuses:  # no token takes part: a step that is refused or skipped, as always
+            return self._train_epochs(kl_ctl)
         return {
             key: statistics.fmean(status[key] for status in statuses if key in status)
             for key in statuses[-1]
@@ -230,6 +236,10 @@ class SGActorPPOTrainer(SyncTrainer):
         if self.skips is not None and self.skips.loss_failed:
             loss = loss * math.nan
         self.strategy.backward(loss, self.actor, self.actor_optim)
+        if micro_batch.is_last and not self._is_checked:
+            self._is_checked = True
+            if self.vllm_engines is not None:  # a replayed rollout may be of any weights
+                self._check_samples()
         if micro_batch.is_last or not self.batching.is_variable:
             # With a fixed number of micro-batches DeepSpeed counts them itself.
             self.strategy.optimizer_step(
@@ -247,6 +257,18 @@ class SGActorPPOTrainer(SyncTrainer):
         self._seconds["update_forward"] += loss_done - started
         self._seconds["update_backward"] += time.perf_counter() - loss_done
         return metrics
+
+    def _check_samples(self) -> None:
+        """Before the rollout's first optimizer step: the engine sampled by the trainer's weights.
+
+        Raises:
+            SyncError: it did not.
+        """
+        difference, tokens = self.actor_loss_fn.mismatch.tolist()
+        totals = self.strategy.all_reduce({"difference": difference, "tokens": tokens})
+        if totals["tokens"]:
+            mean = totals["difference"] / totals["tokens"]
+            log_prob_check.check_samples(mean, self.args, self.actor.model.global_steps + 1)
 
     def _load(self, micro_batch: MicroBatch) -> Any:
         """The micro-batch as one experience on the device; sets the loss's context."""

@@ -6,6 +6,7 @@ not updated, or that was loaded in a wrong layout, changes the engine's log-prob
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,13 +25,36 @@ CHECKED_SEQUENCES = 16
 CheckBatch = Sequence[tuple[list[int], list[bool]]]
 #: Metric of a rollout: mean of abs(trainer's - engine's log-prob) of its tokens.
 MISMATCH = "sg/mismatch_abs_mean"
+#: Sequences of the check after each sync of a run whose samples show nothing (:func:`needs_probe`).
+PROBE_SEQUENCES = 2
 #: A rollout's mismatch stops the run from this many tolerances on. Rounding may grow over a long
 #: run and only warns; engines with other weights were 5 tolerances off (zeroed ones, tiny model).
 STOP_AT = 4
+#: A mean mismatch in nats that stops every run: neither rounding nor a few updates give as much.
+ABSOLUTE_LIMIT = 1.0
+
+
+def needs_probe(args: Any) -> bool:
+    """Whether a run's samples may not show other weights, so that each sync is checked.
+
+    Samples of older weights differ from the trainer's by intent. ``sg.engine_log_probs=false``
+    leaves none to compare.
+    """
+    return is_stale(args) or not args.sg.engine_log_probs
+
+
+def is_stale(args: Any) -> bool:
+    """Whether a run trains on samples of older weights."""
+    return bool(args.train.async_enable and args.sg.max_staleness > 0)
 
 
 def check(
-    policy: Any, engines: EnginePool, batch: CheckBatch, args: Any, sync: int
+    policy: Any,
+    engines: EnginePool,
+    batch: CheckBatch,
+    args: Any,
+    sync: int,
+    tolerances: float = 1.0,
 ) -> dict[str, float]:
     """Compare the log-probs of trainer and engines; they compute them at the same time.
 
@@ -41,13 +65,14 @@ def check(
         batch: the sequences to compare.
         args: upstream's nested namespace with ``sg``.
         sync: number of the weight sync, for the message.
+        tolerances: multiple of ``sg.sync_check_tolerance`` that passes.
 
     Returns:
         ``sync/log_prob_diff_mean`` and ``sync/log_prob_diff_max``: mean and maximum of
         abs(trainer's - engine's log-prob) over the response tokens of all engines, in nats.
 
     Raises:
-        SyncError: the mean is above ``sg.sync_check_tolerance``.
+        SyncError: the mean is above ``tolerances`` times ``sg.sync_check_tolerance``.
         EngineLost: an engine is lost and cannot be replaced.
     """
     sequences = [ids for ids, _ in batch]
@@ -71,7 +96,7 @@ def check(
     all_differences = torch.cat(differences)
     mean, largest = float(all_differences.mean()), float(all_differences.max())
     tolerance = args.sg.sync_check_tolerance
-    if not mean <= tolerance:
+    if not mean <= tolerances * tolerance:
         raise SyncError(
             f"after weight sync {sync} the rollout engine's log-probs differ from the trainer's by "
             f"{mean:.4f} on average (largest {largest:.4f}, tolerance "
@@ -82,42 +107,69 @@ def check(
     return {"sync/log_prob_diff_mean": mean, "sync/log_prob_diff_max": largest}
 
 
-def check_rollout(metrics: Mapping[str, Any], args: Any, rollout: int) -> None:
-    """Compare the log-probs that the engine sampled a rollout by with the trainer's.
+def stop_limit(args: Any) -> float:
+    """The mean mismatch of samples, in nats, that stops a run.
+
+    It is :data:`STOP_AT` times ``sg.sync_check_tolerance``, where trainer and engine should agree.
+    Samples of older weights (``sg.max_staleness``), truncated sampling (``rollout.top_p`` below 1)
+    and a correction (``algo.advantage.is_correction_level``) expect a mismatch. There it is
+    :data:`ABSOLUTE_LIMIT`, and the log of the probability that truncated sampling divides by.
+    """
+    absolute = ABSOLUTE_LIMIT - math.log(args.rollout.top_p)
+    if (
+        is_stale(args)
+        or args.rollout.top_p < 1.0
+        or args.algo.advantage.is_correction_level != "off"
+    ):
+        return absolute
+    return min(absolute, STOP_AT * float(args.sg.sync_check_tolerance))
+
+
+def check_samples(mean: float, args: Any, step: int) -> None:
+    """Compare the log-probs that the engine sampled by with the trainer's, before an update.
 
     :func:`check` runs before the engine sleeps, and after some syncs only. Weights that a sleep
     damages, and those that an engine has at the start of a run, show here.
 
-    Above ``sg.sync_check_tolerance`` it warns, above :data:`STOP_AT` times that it stops the run.
-    Nothing is checked where the two policies differ by intent: samples of older weights
-    (``sg.max_staleness`` above 0), and truncated sampling (``rollout.top_p`` below 1). A run with a
-    correction (``algo.advantage.is_correction_level``) expects a mismatch: it is only warned.
+    Args:
+        mean: of abs(trainer's - engine's log-prob), over the samples of the rollout's first
+            optimizer step.
+        args: upstream's nested namespace with ``sg``.
+        step: number of that optimizer step, for the message.
+
+    Raises:
+        SyncError: the mean is above :func:`stop_limit`. A NaN passes (``sg.on_nonfinite``).
+    """
+    limit = stop_limit(args)
+    if mean > limit:
+        raise SyncError(
+            f"before optimizer step {step} the rollout engine's log-probs of its samples differ "
+            f"from the trainer's by {mean:.4f} on average (limit {limit:.4g}, tolerance "
+            f"sg.sync_check_tolerance={args.sg.sync_check_tolerance}): the engine has other "
+            "weights than the trainer; nothing was trained on them; if rounding is that coarse, "
+            "raise the tolerance"
+        )
+
+
+def warn_of_mismatch(metrics: Mapping[str, Any], args: Any, rollout: int) -> None:
+    """Warn of a rollout whose mismatch is above ``sg.sync_check_tolerance``.
+
+    Not where the two policies differ by intent: samples of older weights, truncated sampling.
 
     Args:
         metrics: of the rollout's update.
         args: upstream's nested namespace with ``sg``.
         rollout: number of the rollout, for the message.
-
-    Raises:
-        SyncError: the mean is above :data:`STOP_AT` times the tolerance.
     """
-    if MISMATCH not in metrics:  # sg.engine_log_probs=false
-        return
-    mean, tolerance = metrics[MISMATCH], args.sg.sync_check_tolerance
-    is_stale = args.train.async_enable and args.sg.max_staleness > 0
-    # Another check watches for NaN (sg.on_nonfinite).
-    if is_stale or args.rollout.top_p < 1.0 or not mean > tolerance:
-        return
-    message = (
-        f"in rollout {rollout} the rollout engine's log-probs differ from the trainer's by "
-        f"{mean:.4f} on average ({MISMATCH}, tolerance sg.sync_check_tolerance={tolerance}): the "
-        "engine has other weights than the trainer"
-    )
-    if args.algo.advantage.is_correction_level == "off" and mean > STOP_AT * tolerance:
-        raise SyncError(
-            f"{message}, or rounding is that coarse; in the latter case raise the tolerance"
+    mean, tolerance = metrics.get(MISMATCH, 0.0), args.sg.sync_check_tolerance
+    if mean > tolerance and not is_stale(args) and args.rollout.top_p == 1.0:
+        message = (
+            f"warning: in rollout {rollout} the rollout engine's log-probs differ from the "
+            f"trainer's by {mean:.4f} on average ({MISMATCH}, tolerance "
+            f"sg.sync_check_tolerance={tolerance}): the engine has other weights than the trainer, "
+            "or rounding is that coarse"
         )
-    activity.show_message(activity.CONTROLLER, f"warning: {message}")
+        activity.show_message(activity.CONTROLLER, message)
 
 
 def _engine_log_probs(engines: EnginePool, sequences: list[list[int]]) -> list[list[list[float]]]:

@@ -51,7 +51,7 @@ def trainer(prompts: int = 10, **sg: Any) -> Any:
     """One that has just been built, over ``prompts`` prompts in rollouts of 4."""
     made: Any = object.__new__(SGPPOTrainer)
     made.args = SimpleNamespace(
-        rollout=SimpleNamespace(batch_size=4, n_samples_per_prompt=4),
+        rollout=SimpleNamespace(batch_size=4, n_samples_per_prompt=4, top_p=1.0),
         train=SimpleNamespace(
             batch_size=8,
             num_episodes=3,
@@ -71,7 +71,9 @@ def trainer(prompts: int = 10, **sg: Any) -> Any:
         wandb="disabled",
         trackio=False,
         dump_rollout=None,
-        **sg,
+        sync_check_tolerance=0.05,
+        max_staleness=1,
+        **{"engine_log_probs": True} | sg,
     )
     made.vllm_engines = []
     made.actor_model_group = made.reference_model_group = None
@@ -207,27 +209,42 @@ def test_a_run_that_stopped_says_when_and_how_to_go_on(
     assert capsys.readouterr().err == "stopped: no checkpoint is whole\n"
 
 
-@pytest.mark.parametrize(("every", "checked"), [(0, [1]), (1, [1, 2, 3, 4]), (2, [2, 4])])
+@pytest.mark.parametrize(
+    ("every", "probes", "checked"),
+    [
+        (0, "", [(1, 16, 1.0)]),
+        (1, "", [(1, 16, 1.0), (2, 16, 1.0), (3, 16, 1.0), (4, 16, 1.0)]),
+        (2, "", [(2, 16, 1.0), (4, 16, 1.0)]),
+        (0, "older weights", [(1, 16, 1.0), (2, 2, 4.0), (3, 2, 4.0), (4, 2, 4.0)]),
+        (2, "no log-probs", [(1, 2, 4.0), (2, 16, 1.0), (3, 2, 4.0), (4, 16, 1.0)]),
+    ],
+)
 def test_a_resumed_run_checks_the_syncs_that_follow_a_rollout(
-    monkeypatch: pytest.MonkeyPatch, every: int, checked: list[int]
+    monkeypatch: pytest.MonkeyPatch, every: int, probes: str, checked: list[Any]
 ) -> None:
-    made = trainer(sync_check_every=every)
-    checked_syncs = []
+    """Number, sequences, and how many tolerances pass. Some samples cannot show other weights."""
+    made = trainer(sync_check_every=every, engine_log_probs=probes != "no log-probs")
+    made.args.train.async_enable = probes == "older weights"
+    found: list[Any] = []
 
     class Sync(EngineSync):
         def send(self) -> None:
             """Nothing to send."""
 
-    monkeypatch.setattr(
-        engine_sync.log_prob_check, "check", lambda *given: checked_syncs.append(given[-1]) or {}
-    )
+    def check(
+        _policy: Any, _pool: Any, batch: Any, _args: Any, sync: int, tolerances: float
+    ) -> dict[str, float]:
+        found.append((sync, len(batch), tolerances))
+        return {}
+
+    monkeypatch.setattr(engine_sync.log_prob_check, "check", check)
     made._sync = Sync(made.args, None, [])
     made.broadcast_to_vllm()  # on resuming, before any rollout
-    assert not checked_syncs and not made._sync_metrics
-    made._sample_log.check_batch = [([1, 2], [True])]
+    assert not found and not made._sync_metrics
+    made._sample_log.check_batch = [([1, 2], [True])] * 16
     for _ in range(4):
         made.broadcast_to_vllm()
-    assert checked_syncs == checked
+    assert found == checked
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from sg_rlhf.config import load_config
 from sg_rlhf.overlay.driver.arguments import upstream_arguments
 from sg_rlhf.overlay.learner import micro_batches
 from sg_rlhf.overlay.learner.update import SGActorPPOTrainer
-from sg_rlhf.overlay.reporting.errors import NonFiniteError
+from sg_rlhf.overlay.reporting.errors import NonFiniteError, SyncError
 from sg_rlhf.run_dir.timing_keys import OF_THE_RANK
 from tests.unit.overlay.pretend_device import DEVICE, CurrentDevice, PretendDevice
 
@@ -181,12 +181,14 @@ def trained(
     args: Any,
     *,
     actor: Table | None = None,
+    engines: list[Any] | None = None,
     change: Callable[[int, Experience], None] = lambda _index, _sample: None,
     **info: torch.Tensor,
 ) -> tuple[dict[str, Any], torch.Tensor]:
     """What ``ppo_train`` returns and the table after it; the samples may be changed before."""
     actor = actor or Table("cpu")
     trainer = policy_trainer(Strategy(args), actor)
+    trainer.vllm_engines = engines
     for index, experience in enumerate(rollout(actor, **info)):
         change(index, experience)
         trainer.replay_buffer.append(experience)
@@ -361,3 +363,31 @@ def test_a_loss_that_is_not_finite_names_its_tensor_and_its_optimizer_step() -> 
 
     with pytest.raises(NonFiniteError, match=r"before optimizer step 1: .* 1 advantages"):
         trained(arguments("grpo_sg"), change=damage)
+
+
+def test_lopti_without_any_token_is_refused_as_another_update_is() -> None:
+    """Neither of its passes has one. With sg.on_nonfinite=skip the step is skipped and counted."""
+
+    def mask(_index: int, sample: Experience) -> None:
+        sample.action_mask = torch.zeros_like(sample.action_mask)
+
+    with pytest.raises(NonFiniteError, match="no token of the optimizer step takes part in it"):
+        trained(arguments("lopti"), change=mask)
+
+
+@pytest.mark.parametrize("algorithm", ["grpo_sg", "lopti", "grpo"])
+@pytest.mark.parametrize("correction", ["off", "tis"])
+def test_nothing_is_trained_on_samples_of_other_weights(algorithm: str, correction: str) -> None:
+    """An engine with garbled weights gives other log-probs than the trainer."""
+
+    def garble(_index: int, sample: Experience) -> None:
+        sample.rollout_log_probs = sample.rollout_log_probs - 18.8
+
+    overrides = [] if correction == "off" else ["sg.correction=tis"]
+    actor = Table("cpu")
+    before = actor.table.detach().clone()
+    with pytest.raises(SyncError, match=r"before optimizer step 1 .* by 18\..* on average"):
+        trained(arguments(algorithm, *overrides), actor=actor, engines=[], change=garble)
+    assert torch.equal(actor.table, before) and actor.model.global_steps == 0
+    trained(arguments(algorithm, *overrides), actor=actor, change=garble)  # replayed
+    assert actor.model.global_steps > 0

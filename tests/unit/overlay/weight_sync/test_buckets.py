@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,11 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openrlhf.models import Actor
 from peft.tuners.lora import LoraLayer
+from safetensors.torch import load_file
 
 from sg_rlhf.config import load_config
 from sg_rlhf.overlay.reporting.errors import SyncError
 from sg_rlhf.overlay.weight_sync import buckets as wb
-from sg_rlhf.overlay.weight_sync.log_prob_check import MISMATCH, check_rollout
+from sg_rlhf.overlay.weight_sync.log_prob_check import (
+    MISMATCH,
+    check_samples,
+    stop_limit,
+    warn_of_mismatch,
+)
 from sg_rlhf.overlay.weight_sync.tensors import engine_tensors
 from tests.unit.overlay.model.test_log_prob_head import VOCABULARY, actor_of, model_folder
 
@@ -126,6 +133,24 @@ def test_frozen_parameters_are_left_out_where_asked(tmp_path: Path) -> None:
     assert "model.embed_tokens.weight" not in engine_tensors(model, without_frozen=True)
 
 
+@pytest.mark.parametrize("size", [16, 24], ids=["square stacks", "other stacks"])
+def test_experts_are_sent_as_a_checkpoint_has_them(tmp_path: Path, size: int) -> None:
+    """transformers 5 stacks them while it loads a checkpoint."""
+    more = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": size}
+    model = actor_of(model_folder(tmp_path / "start", "qwen3_moe", **more)).model
+    sources = engine_tensors(model)
+    for number in range(2):
+        for parameter in model.parameters():
+            parameter.data += 1.0
+        sent = {name: source.materialize() for name, source in sources.items()}
+        assert all(source.shape == sent[name].shape for name, source in sources.items())
+        model.save_pretrained(tmp_path / str(number))
+        saved = load_file(tmp_path / str(number) / "model.safetensors")
+        assert sent.keys() == saved.keys()
+        assert "model.layers.0.mlp.experts.3.up_proj.weight" in sent
+        assert all(torch.equal(sent[name], saved[name]) for name in sent)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "embed_tokens"]])
 def test_adapters_are_merged_as_peft_merges_them(
@@ -191,35 +216,48 @@ def arguments(
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_rollout_from_other_weights_stops_the_run(asynchronous: bool) -> None:
+def test_samples_from_other_weights_stop_the_run(asynchronous: bool) -> None:
     """Also the first rollout: no sync precedes it. Zeroed weights differed by 0.25."""
-    with pytest.raises(SyncError, match=r"in rollout 1 .* by 0.2500 on average") as raised:
-        check_rollout(
-            {MISMATCH: 0.25}, arguments(asynchronous=asynchronous, staleness=0), rollout=1
-        )
-    assert "\n" not in str(raised.value)
+    args = arguments(asynchronous=asynchronous, staleness=0)
+    with pytest.raises(SyncError, match=r"before optimizer step 1 .* by 0.2500 on av") as raised:
+        check_samples(0.25, args, step=1)
+    assert "\n" not in str(raised.value) and "nothing was trained" in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    "metrics", [{MISMATCH: 0.0135}, {}], ids=["random 0.5B in bf16 on an H100", "not measured"]
-)
-def test_rounding_does_not_stop_a_run(metrics: dict[str, float]) -> None:
-    check_rollout(metrics, arguments(), rollout=1)
+@pytest.mark.parametrize("mean", [0.0135, math.nan], ids=["random 0.5B in bf16 on an H100", "NaN"])
+def test_rounding_does_not_stop_a_run(mean: float) -> None:
+    check_samples(mean, arguments(), step=1)
 
 
 @pytest.mark.parametrize(
     "args",
-    [arguments(top_p=0.9), arguments(asynchronous=True)],
-    ids=["truncated sampling", "older weights"],
+    [arguments(top_p=0.9), arguments(asynchronous=True), arguments(correction="token")],
+    ids=["truncated sampling", "older weights", "correction"],
 )
-def test_policies_that_differ_by_intent_are_not_compared(args: SimpleNamespace) -> None:
-    check_rollout({MISMATCH: 0.25}, args, rollout=1)
+def test_policies_that_differ_by_intent_have_an_absolute_limit(args: SimpleNamespace) -> None:
+    check_samples(0.9, args, step=1)
+    with pytest.raises(SyncError, match=r"by 1.2000 on average"):
+        check_samples(1.2, args, step=1)
 
 
-@pytest.mark.parametrize(("mismatch", "correction"), [(0.25, "token"), (0.1, "off")])
-def test_a_correction_or_a_small_mismatch_gets_a_warning(
-    mismatch: float, correction: str, capsys: pytest.CaptureFixture[str]
+def test_truncated_sampling_may_differ_by_the_probability_that_it_divides_by() -> None:
+    assert stop_limit(arguments(top_p=0.1)) == pytest.approx(1 + math.log(10))
+
+
+@pytest.mark.parametrize(
+    ("args", "metrics", "warns"),
+    [
+        (arguments(), {MISMATCH: 0.1}, True),
+        (arguments(correction="token"), {MISMATCH: 0.25}, True),
+        (arguments(), {MISMATCH: 0.0135}, False),
+        (arguments(), {}, False),
+        (arguments(top_p=0.9), {MISMATCH: 0.25}, False),
+        (arguments(asynchronous=True), {MISMATCH: 0.25}, False),
+    ],
+)
+def test_a_small_mismatch_gets_a_warning(
+    args: SimpleNamespace, metrics: dict[str, float], warns: bool, capsys: Any
 ) -> None:
-    check_rollout({MISMATCH: mismatch}, arguments(correction=correction), rollout=3)
-    (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith("warning: in rollout 3 ")
+    warn_of_mismatch(metrics, args, rollout=3)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.startswith("warning: in rollout 3 ") for line in lines] == [True] * warns
