@@ -106,7 +106,7 @@ def merged_folder(folder: Path) -> Path:
 
 def has_experts(folder: Path) -> bool:
     """Whether a model folder's ``config.json`` is that of a mixture of experts."""
-    return any(_json_object(folder / "config.json").get(key) for key in EXPERT_KEYS)
+    return any(json_object(folder / "config.json").get(key) for key in EXPERT_KEYS)
 
 
 def _check_config(folder: Path) -> None:

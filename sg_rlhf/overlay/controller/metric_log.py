@@ -80,7 +80,7 @@ class MetricLog:
         """The step's ``alerts/*``; each alert that begins is printed."""
         if self._rows is None:  # not in __init__: a resumed run cuts its rows first
             file = self._run_dir / jsonl_log.METRICS if self._run_dir is not None else None
-            self._rows = jsonl_log.read(file) if file is not None and file.exists() else []
+            self._rows = alerts.needed(jsonl_log.read(file)) if file and file.exists() else []
         before = self._rows[-1] if self._rows else {}
         rows = [*self._rows, numbers]
         active = alerts.check(rows)

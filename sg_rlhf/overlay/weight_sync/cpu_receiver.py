@@ -63,7 +63,7 @@ def pack_experts_again(model: torch.nn.Module) -> None:
     ones unpacked.
     """
     for module in model.modules():
-        method = getattr(module, "quant_method", None)
+        method: Any = getattr(module, "quant_method", None)
         if hasattr(method, "moe_kernel"):
             method.moe_kernel = None
 
