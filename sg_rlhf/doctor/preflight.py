@@ -77,7 +77,12 @@ def check() -> list[Check]:
         return [Check("GPUs", WARNING, f"none; nvidia-smi: {overview.strip()[:80]}", "", REPAIR)]
     checks = [driver(found[1], found[2])]
     if checks[0].status == OK:  # an older one may not know these fields
-        table = _nvidia_smi("--query-gpu=memory.total,compute_cap", "--format=csv,noheader,nounits")
+        fields = "--query-gpu=memory.total,compute_cap"
+        try:
+            table = _nvidia_smi(fields, "--format=csv,noheader,nounits")
+        except (OSError, subprocess.SubprocessError) as error:
+            problem = f"unknown; nvidia-smi {fields}: {_first_line(error)}"
+            return [*checks, Check("GPU memory", WARNING, problem, "", REPAIR)]
         rows = re.findall(r"^\s*(\d+), (\d+\.\d+)", table, re.MULTILINE)
         if rows:
             checks.append(capability(version for _, version in rows))

@@ -256,6 +256,20 @@ def test_an_nvidia_smi_that_fails_is_quoted(
     assert check.status == "warning" and problem in check.found and check.remedy
 
 
+@pytest.mark.parametrize(("answer", "problem"), [("exit 2", "no output"), ("sleep 3600", "timed")])
+def test_a_second_query_that_fails_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answer: str, problem: str
+) -> None:
+    file = nvidia_smi(tmp_path)
+    file.write_text(file.read_text().replace("printf '81559, 9.0\\n81559, 9.0\\n'", answer))
+    assert answer in file.read_text()
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(preflight, "SECONDS", 1)
+    driver, memory = preflight.check()
+    assert driver.status == "ok" and memory.status == "warning"
+    assert problem in memory.found and "\n" not in memory.line()
+
+
 def test_a_machine_without_nvidia_smi_is_fine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     (check,) = preflight.check()
