@@ -61,7 +61,9 @@ def trainer(prompts: int = 10, **sg: Any) -> Any:
             partial_rollout_enable=False,
             dynamic_batch_enable=False,
         ),
-        algo=SimpleNamespace(dynamic_filtering_enable=False),
+        algo=SimpleNamespace(
+            dynamic_filtering_enable=False, advantage=SimpleNamespace(estimator="group_norm")
+        ),
         vllm=SimpleNamespace(enable_sleep=False),
         eval=SimpleNamespace(steps=2, temperature=1.0, n_samples_per_prompt=1),
     )
