@@ -34,6 +34,7 @@ def download_from_hub(
             f"(https://huggingface.co/datasets/{repository}/commits/main)"
         )
     # Imported here: it takes a second, and only this source needs it.
+    import httpx
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_download, hf_hub_url
     from huggingface_hub import try_to_load_from_cache as in_cache
 
@@ -50,7 +51,7 @@ def download_from_hub(
         path = hf_hub_download(repository, file, repo_type="dataset", revision=revision)
     except resources.InsufficientSpace:
         raise
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, httpx.HTTPError) as error:
         raise DataError(
             f"hub:{repository}:{file} at {revision}: {single_line(error)}; "
             "or get the file by hand and give its path as --source"

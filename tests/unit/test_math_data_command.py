@@ -420,6 +420,20 @@ def test_a_file_from_the_hub_at_a_commit(tmp_path):
     assert asked and all(f"/resolve/{commit}/" in path for path in asked)
 
 
+def test_a_hub_that_cannot_be_reached_is_one_line(tmp_path):
+    source = ["--source", "hub:own/set:deep.json", "--revision", "d" * 40]
+    run = in_a_process(
+        *["math", "--out", str(tmp_path / "out"), *source],
+        HF_ENDPOINT="http://127.0.0.1:1",
+        HF_HOME=str(tmp_path / "home"),
+        HF_HUB_OFFLINE="0",
+    )
+    assert run.returncode == 2
+    (line,) = run.stderr.splitlines()
+    assert line.startswith(f"sg_rlhf.data: hub:own/set:deep.json at {'d' * 40}: ")
+    assert line.endswith("get the file by hand and give its path as --source")
+
+
 def test_as_a_module_in_a_process_of_its_own(tmp_path):
     run = in_a_process
     shown = run("math", "--help")
