@@ -25,6 +25,7 @@ from sg_rlhf.eval import suites  # noqa: E402
 PAGE = ROOT / "docs" / "licences.md"
 #: Of the models in recipes, by their model cards; written by hand, read by no script.
 MODELS = {
+    "HuggingFaceTB/SmolLM2-135M-Instruct": "Apache-2.0",
     "Qwen/Qwen2.5-3B": "Qwen Research (no commercial use)",
     "Qwen/Qwen2.5-3B-Instruct": "Qwen Research (no commercial use)",
     "Qwen/Qwen2.5-0.5B-Instruct": "Apache-2.0",

@@ -24,6 +24,7 @@ COMMANDS = {
         " distinct=names",
         "data/math_dsr": f"math --source dsr_uniform {_PUBLISHED}",
         "data/math_orz": f"math --source orz57k {_PUBLISHED}",
+        "data/arithmetic": "arithmetic --generate count=160",
         "data/math_tiny": "math --source arithmetic --generate count=320 test_count=200 seed=0",
     }.items()
 }

@@ -17,6 +17,7 @@ DOMAINS: Mapping[str, str] = {
     "kk": "sg_rlhf.tasks.kk.domain:KK",
     "math": "sg_rlhf.tasks.math.domain:MATH",
     "search": "sg_rlhf.tasks.search.domain:SEARCH",
+    "arithmetic": "sg_rlhf.tasks.arithmetic.domain:ARITHMETIC",
 }
 
 VARIABLE = "SG_DOMAINS"

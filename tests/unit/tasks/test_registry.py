@@ -1,4 +1,4 @@
-"""The contract of a domain: the three of the package hold it, and one outside is as good."""
+"""The contract of a domain: those of the package hold it, and one outside is as good."""
 
 from __future__ import annotations
 
@@ -42,8 +42,10 @@ def test_every_part_of_a_domain_is_there(name):
     domain = registry.find(name)
     assert name in (domain.name, PLACE)
     assert isinstance(load(domain.data), DataSource)
-    assert isinstance(load(domain.suite), Suite)
-    assert isinstance(load(domain.tiny), TinyModel)
+    # `arithmetic` is for a pretrained model.
+    if name != "arithmetic":
+        assert isinstance(load(domain.suite), Suite)
+        assert isinstance(load(domain.tiny), TinyModel)
     if domain.settings is not None:
         chosen = load(domain.settings)
         assert issubclass(chosen, DomainSettings) and chosen.section == domain.name
@@ -53,7 +55,7 @@ def test_every_part_of_a_domain_is_there(name):
         assert callable(load(domain.check))
 
 
-@pytest.mark.parametrize("name", [*registry.DOMAINS, PLACE])
+@pytest.mark.parametrize("name", ["kk", "math", "search", PLACE])
 def test_a_demonstration_ends_where_its_reward_looks(name):
     """The reward's marker stands in the prompts that the domain's tiny model is shown."""
     domain = registry.find(name)
