@@ -3,7 +3,8 @@
 Every domain writes `train.jsonl`, `test.jsonl` and `manifest.json` (`sg_rlhf.data_io`). Bad input
 is one line on stderr with exit status 2, and DIR is unchanged.
 
-The subcommands are the domains of `sg_rlhf.tasks.registry` that have a `Domain.data`.
+The subcommands are the domains of `sg_rlhf.tasks.registry` that have a `Domain.data`, and `model`
+(`sg_rlhf.data.pretrained`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from sg_rlhf.common.argument_types import fraction, non_negative_int, path, prin
 from sg_rlhf.common.atomic_io import real_path
 from sg_rlhf.common.environment import as_typed
 from sg_rlhf.common.text import OneLineParser, single_line
+from sg_rlhf.data import pretrained
 from sg_rlhf.data.sources import find_source
 from sg_rlhf.data_io import model_folder
 from sg_rlhf.data_io.dataset_writer import (
@@ -34,6 +36,8 @@ from sg_rlhf.tasks.data_source import DataSource
 from sg_rlhf.tasks.domain import Domain, load
 
 PROG = "python -m sg_rlhf.data"
+#: Makes a model's folder instead of a data set.
+MODEL = "model"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,6 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ValueError(f"{name}: this domain has no data command (Domain.data)")
         data = None if part is None else load(part)
         args = _parser(domains, name, data).parse_args(arguments)
+        if args.task == MODEL:
+            pretrained.run(args)
+            return 0
         assert data is not None  # argparse refuses any other first word
         make(domains[name], data, args)
     except (ValueError, OSError) as error:
@@ -132,7 +139,7 @@ def _parser(
 ) -> OneLineParser:
     parser = OneLineParser(
         prog=PROG,
-        description="Generate, convert and check the data sets that training reads.",
+        description="Generate, convert and check the data sets that training reads; get a model.",
         epilog=f"`{PROG} DOMAIN --help` shows the options of a domain, with examples.",
         allow_abbrev=False,
     )
@@ -165,6 +172,14 @@ def _parser(
             resources.SKIP, action="store_true",
             help="download although the disk may be too small (default: refuse)",
         )  # fmt: skip
+    pretrained.add_options(
+        tasks.add_parser(
+            MODEL,
+            help="a small pretrained model that trains on a CPU",
+            description=pretrained.HELP,
+            allow_abbrev=False,
+        )
+    )
     return parser
 
 

@@ -33,6 +33,8 @@ _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
 #: Marks a folder with LoRA adapters, which need their base model.
 ADAPTER_CONFIG = "adapter_config.json"
+#: Says where the model of a folder came from (`sg-rlhf data model`).
+SOURCE = "source.json"
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?").fullmatch
 
 
@@ -47,6 +49,15 @@ class BringsCode(ModelError):
 def is_hub_id(name: str) -> bool:
     """Whether a name may be an id on the Hugging Face hub, such as ``Qwen/Qwen2.5-3B``."""
     return bool(_HUB_ID(name)) and ".." not in name and len(name) <= 96
+
+
+def source(folder: Path) -> dict[str, Any]:
+    """Where the model came from, as its folder's `source.json` has it; {} without such a file."""
+    try:
+        found = json.loads((folder / SOURCE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def check(folder: Path, *, trusted: bool = False, tokenizer: bool = True) -> None:

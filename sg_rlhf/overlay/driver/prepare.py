@@ -17,6 +17,7 @@ from sg_rlhf.common.environment import versions
 from sg_rlhf.config import Config, ConfigError
 from sg_rlhf.config import resume_compatibility as resume
 from sg_rlhf.config.derived import topology
+from sg_rlhf.data_io import model_folder
 from sg_rlhf.overlay.checkpoints import paths, shards
 from sg_rlhf.run_dir import jsonl_log
 from sg_rlhf.run_dir.lock import hold_lock
@@ -84,7 +85,10 @@ def prepare_run_dir(config: Config, run_dir: Path, allowed: Iterable[str] = ()) 
         run_dir.mkdir(parents=True, exist_ok=True)
         write_whole(run_dir / "config.yaml", config.to_yaml())
         resume.save_fingerprints(config, run_dir)
-        write_whole(run_dir / "environment.json", json.dumps(environment(), indent=2) + "\n")
+        model = config.value("actor.model_name_or_path")
+        source = model_folder.source(Path(model)) if model else {}
+        found = environment() | ({"model": source} if source else {})
+        write_whole(run_dir / "environment.json", json.dumps(found, indent=2) + "\n")
     except OSError as error:
         raise not_writable(run_dir, error) from None
     return bool(checkpoints)

@@ -229,3 +229,16 @@ def test_a_directory_of_another_version_is_not_compared(
         recipe.write("no_such_section: {key: 1}\n")
     assert start(run_dir, data, "actor.adam.lr=1e-5")
     assert "cannot be compared: " in capsys.readouterr().out
+
+
+def test_where_the_model_came_from_is_recorded(tmp_path: Path, data: Path) -> None:
+    tiny = RECIPE.parents[2] / "sg_rlhf" / "tiny" / "kk_tiny"
+    model = shutil.copytree(tiny, tmp_path / "model")
+    for name, content, expected in (
+        ("with", '{"model": "A/B", "source": "hub"}', {"model": "A/B", "source": "hub"}),
+        ("broken", "{", None),
+    ):
+        (model / "source.json").write_text(content)
+        start(tmp_path / name, data, f"actor.model_name_or_path={model}")
+        found = json.loads((tmp_path / name / "environment.json").read_text())
+        assert found.get("model") == expected and found["python"]
