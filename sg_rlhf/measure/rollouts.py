@@ -143,15 +143,15 @@ def answers(
 ) -> Iterator[Answer]:
     """G responses to each row, one row after another.
 
-    Rows are what ``python -m sg_rlhf.data`` writes: ``input``, the prompt as the model gets it, and
-    ``answer``, the reward's label.
+    Rows are what ``python -m sg_rlhf.data`` writes: ``input``, the prompt as the model gets it or
+    messages for its chat template, and ``answer``, the reward's label.
 
     Raises:
         DataError: a row without them, or one that the reward does not take.
         MeasureError: a prompt that leaves no space for the response.
     """
     rows = [(f"--data {path}: row {number}", row) for number, row in enumerate(data, start=1)]
-    prompts = [text_of(where, row, "input") for where, row in rows]
+    prompts = [_prompt(where, row, tokenizer) for where, row in rows]
     labels = [text_of(where, row, "answer") for where, row in rows if reward]
     encoded = [tuple(ids) for ids in chat.encode(prompts, tokenizer)]
     _check_room(path, model, encoded, settings.max_new_tokens)
@@ -199,6 +199,24 @@ def sample_batch(
         f"{name}, seed {settings.seed}"
     )
     return FixedBatch(rows, settings.temperature, vocabulary(tokenizer), source)
+
+
+def _prompt(where: str, row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> str:
+    """A row's prompt as text; messages are written with the tokenizer's chat template.
+
+    Raises:
+        DataError: neither a text nor messages.
+        MeasureError: the tokenizer has no chat template.
+    """
+    messages = row.get("input")
+    if not isinstance(messages, list) or not messages:
+        return text_of(where, row, "input")
+    if not all(isinstance(m, dict) and {"role", "content"} <= {*m} for m in messages):
+        raise DataError(f"{where}: input={truncate(messages)}: expected role and content in each")
+    if not tokenizer.chat_template:
+        raise MeasureError(f"{where}: input is messages, and the model has no chat template")
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return str(text)
 
 
 def _check_room(

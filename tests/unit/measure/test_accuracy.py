@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import statistics
 import weakref
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from transformers import AutoTokenizer
 
 from sg_rlhf.common.statistics import Z95
 from sg_rlhf.measure import accuracy
@@ -46,6 +48,38 @@ def test_a_checkpoint_beside_itself(
     # The same draws again.
     assert accuracy.main(["--model", MODEL, "--data", f"held_out={data}", *arguments]) == 0
     assert json.loads(out.read_text())["models"][0]["sets"]["held_out"] == found
+
+
+def test_messages_are_written_with_the_models_template(
+    tmp_path: Path, refused: Callable[..., str]
+) -> None:
+    model = Path(accuracy.__file__).parents[1] / "tiny" / "kk_tiny"
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    messages = [{"role": "user", "content": "Who is a knave?"}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    (tmp_path / "reward.py").write_text(
+        "def reward_func(queries, prompts, labels):\n"
+        f"    assert prompts == [{text!r}]\n"
+        "    right = len(queries[0]) % 2\n"
+        "    return {'rewards': right, 'extra_logs': {'correct': right}}\n"
+    )
+    found = []
+    for name, prompt in (("text", text), ("chat", messages)):
+        file = tmp_path / f"{name}.jsonl"
+        file.write_text(json.dumps({"input": prompt, "answer": "x"}) + "\n")
+        arguments = ["--max-new-tokens", "8", "--reward", str(tmp_path / "reward.py")]
+        arguments += ["--json", str(tmp_path / "out.json"), "--data", str(file)]
+        assert accuracy.main(["--model", MODEL, *arguments]) == 0
+        found.append(json.loads((tmp_path / "out.json").read_text())["models"][0]["sets"][name])
+    assert found[0] == found[1] and 0 < found[0]["correct"][0] < 8
+    file.write_text('{"input": [{"role": "user"}], "answer": "x"}\n')
+    said = refused(accuracy.main, "--model", MODEL, "--data", file)
+    assert "row 1: input=[{'role': 'user'}]: expected role and content" in said
+    bare = shutil.copytree(model, tmp_path / "bare")
+    (bare / "chat_template.jinja").unlink()
+    file.write_text(json.dumps({"input": messages, "answer": "x"}) + "\n")
+    said = refused(accuracy.main, "--model", bare, "--data", file)
+    assert "row 1: input is messages, and the model has no chat template" in said
 
 
 def test_one_checkpoint_is_in_memory_at_a_time(
