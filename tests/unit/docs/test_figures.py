@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from experiments.smollm2_135m import start_accuracy
 from sg_rlhf.machine import hardware
 from sg_rlhf.plan import of_recipe
 from sg_rlhf.plan.memory import MemoryPlan
@@ -296,3 +297,9 @@ def test_errors_of_the_grader() -> None:
         )
     )
     assert f"|{rejected}, {passed}|" in page
+
+
+def test_the_table_of_the_pretrained_model_is_its_results_file() -> None:
+    result = json.loads((ROOT / "experiments/smollm2_135m/start_accuracy.json").read_text())
+    page = (ROOT / "docs/tutorials/4_pretrained_model.md").read_text()
+    assert start_accuracy.table(result) in page
