@@ -32,6 +32,19 @@ def recipe_path(given: str | Path) -> Path:
     return shipped if shipped.is_file() else path
 
 
+def nearest(path: Path) -> str:
+    """ ", did you mean FILE?" for a recipe that is not there; "" if none has a similar name.
+
+    Looks at the shipped recipes, and at the YAML files in the folder that was named.
+    """
+    known = {str(file): file for file in path.parent.glob("*.yaml")}
+    known |= {f"configs/{file.relative_to(CONFIGS)}": file for file in CONFIGS.rglob("*.yaml")}
+    short = {name: "/".join(file.parts[-2:]) for name, file in known.items()}
+    near = difflib.get_close_matches("/".join(path.parts[-2:]), short.values(), n=1, cutoff=0.8)
+    found = [name for name, file in short.items() if file in near]
+    return f"; did you mean {found[0]}?" if found else ""
+
+
 def algorithms() -> list[str]:
     """The names of the shipped algorithms."""
     return sorted(path.stem for path in (CONFIGS / "algorithms").glob("*.yaml"))

@@ -265,7 +265,7 @@ def _read_chain(path: Path, seen: tuple[Path, ...]) -> Iterator[tuple[str, dict[
         raise ConfigError(f"{path}: extends itself through {' -> '.join(p.name for p in seen)}")
     if not path.is_file():
         by = f" (extended by {seen[-1]})" if seen else ""
-        raise ConfigError(f"{path}: no such recipe{by}")
+        raise ConfigError(f"{path}: no such recipe{by}{builtin_recipes.nearest(path)}")
     try:
         tree = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
     except Exception as error:  # of yaml, of OmegaConf, or an assertion of its reader

@@ -66,6 +66,8 @@ def test_a_hardware_file_of_the_users_own_is_a_file(tmp_path: Path) -> None:
         ("configs/hardware/8x80.yaml", "8x80.yaml: no such recipe"),
         ("configs/kk/grpo_sg_nothing.yaml", "grpo_sg_nothing.yaml: no such recipe"),
         ("configs/kk/lopty_qwen2.5-3b.yaml", "lopty_qwen2.5-3b.yaml: no such recipe"),
+        ("configs/kk/grpo_tiny_cp.yaml", "/configs/kk/grpo_tiny_cpu.yaml?"),
+        ("kk/grpo_tinycpu.yaml", "no such recipe; did you mean configs/kk/grpo_tiny_cpu.yaml?"),
     ],
 )
 def test_a_part_that_is_none_is_one_line(part: str, message: str) -> None:
