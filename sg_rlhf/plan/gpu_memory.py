@@ -224,8 +224,8 @@ def contexts(run: RunShape) -> float:
 
 
 def engine_weights(run: RunShape) -> float:
-    """vLLM's bf16 weights: 2P over its tensor-parallel GPUs."""
-    return 2 * run.model.parameters / run.engine_tp
+    """vLLM's weights in the policy's dtype, over its tensor-parallel GPUs: 2P, 4P in float32."""
+    return run.weight_bytes * run.model.parameters / run.engine_tp
 
 
 def engine_asleep(run: RunShape) -> float:
@@ -257,4 +257,5 @@ def kv_cache(run: RunShape, hardware: Hardware) -> float:
 
 def kv_bytes_per_token(run: RunShape) -> float:
     """On one GPU of an engine: heads of keys are split as far as there are any."""
-    return run.model.kv_bytes_per_token / min(run.engine_tp, run.model.num_kv_heads)
+    bytes_per_token = run.model.kv_bytes_per_token * run.weight_bytes / 2
+    return bytes_per_token / min(run.engine_tp, run.model.num_kv_heads)

@@ -43,8 +43,8 @@ def sleep_backup(run: RunShape) -> float:
         hidden * (queries + 2 * keys), hidden * queries, 2 * hidden * middle, hidden * middle,
     ]  # fmt: skip
     heads = [model.head_parameters] * (1 if model.tied else 2)
-    copies = model.num_layers * sum(_backup(2 * size / parts) for size in layer)
-    copies += sum(_backup(2 * size / parts) for size in heads)
+    copies = model.num_layers * sum(_backup(run.weight_bytes * size / parts) for size in layer)
+    copies += sum(_backup(run.weight_bytes * size / parts) for size in heads)
     return copies * engine_gpus_of_node(run)
 
 

@@ -141,6 +141,13 @@ def test_activations_of_a_layer_are_what_autograd_keeps(family: str, kv_heads: i
     assert kept[True] == 2 * shape.hidden_size
 
 
+def test_a_float32_run_has_float32_engines() -> None:
+    bf16, fp32 = run_of(weight_bytes=2), run_of(weight_bytes=4)
+    for of in (gpu.engine_weights, gpu.kv_bytes_per_token):
+        assert of(fp32) == 2 * of(bf16)
+    assert 1.9 < host.sleep_backup(fp32) / host.sleep_backup(bf16) < 2.1
+
+
 # -- against the audit by reading ---------------------------------------------------------------
 
 
