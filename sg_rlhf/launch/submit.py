@@ -7,6 +7,7 @@ need the locked packages. The same command again resumes the run.
 from __future__ import annotations
 
 import asyncio
+import collections
 import logging
 import math
 import os
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.common.argument_types import OneLineParser
+from sg_rlhf.common.argument_types import OneLineParser, progress_bar
 from sg_rlhf.common.environment import script
 from sg_rlhf.common.text import single_line
 from sg_rlhf.config import Config, ConfigError, builtin_recipes, load_config, run_paths
@@ -29,6 +30,8 @@ from sg_rlhf.config.checks import input_files
 
 #: Never uploaded, as well as what .gitignore and .rayignore name; Ray's own default.
 EXCLUDED = [".git", ".venv", "venv", "__pycache__"]
+#: A job with more than this is refused: it is data, which belongs on a disk that all machines see.
+MAX_FILES, MAX_MIB = 20_000, 500
 #: What the run finds in its environment, if it is set here.
 HANDED_ON = ("SG_PLATFORM", "WANDB_MODE", "HF_HUB_OFFLINE")
 #: Ray kills a job that it stops after so long; beyond the time that the run has to save.
@@ -73,10 +76,15 @@ class Package:
 
 
 def pack(folder: Path, into: Path) -> Package:
-    """A package of a folder, without what .gitignore and .rayignore name."""
+    """A package of a folder, without what .gitignore and .rayignore name.
+
+    Raises:
+        SubmitError: the folder is too large.
+    """
     from ray._private.runtime_env.packaging import create_package
 
     logging.getLogger("ray").setLevel(logging.WARNING)  # it names every .gitignore, often
+    _check_size(folder)
     file, content = into / "packed.zip", into / "content"
     create_package(str(folder), file, include_gitignore=True, excludes=EXCLUDED)
     # Ray's client takes folders alone, and says of none how large it is.
@@ -84,6 +92,35 @@ def pack(folder: Path, into: Path) -> Package:
         names = frozenset(name for name in packed.namelist() if not name.endswith("/"))
         packed.extractall(content)
     return Package(content, names, file.stat().st_size, folder)
+
+
+def _check_size(folder: Path) -> None:
+    """Refuse a folder above the limits as soon as they are reached, naming where its files are."""
+    from ray._private.runtime_env import packaging
+
+    files: collections.Counter[str] = collections.Counter()
+    sizes: collections.Counter[str] = collections.Counter()
+
+    def count(path: Path) -> None:
+        if not path.is_file():
+            return
+        top = "/".join(path.relative_to(folder).parent.parts[:2]) or "."
+        files[top] += 1
+        sizes[top] += path.stat().st_size
+        bar.update()
+        if (many := files.total() > MAX_FILES) or sizes.total() > MAX_MIB * 2**20:
+            largest = ", ".join(name for name, _ in (files if many else sizes).most_common(3))
+            raise SubmitError(
+                f"{folder}: more than {f'{MAX_FILES} files' if many else f'{MAX_MIB} MiB'} to "
+                f"upload, most of them in {largest}: move data out of the folder, or name it in "
+                ".rayignore"
+            )
+
+    quiet = logging.getLogger(__name__)
+    quiet.disabled = True  # Ray logs the refusal as an error of its own
+    with progress_bar("looking for files to upload", "files") as bar:
+        excludes = [packaging._get_excludes(folder, EXCLUDED)]
+        packaging._dir_travel(folder, excludes, count, include_gitignore=True, logger=quiet)
 
 
 def input_paths(config: Config) -> dict[str, str]:

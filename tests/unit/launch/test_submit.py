@@ -48,6 +48,25 @@ def test_what_git_ignores_stays_here(checkout: Path, tmp_path: Path) -> None:
     assert not package.contains(Path("data/train.jsonl")) and not package.contains(Path("pack"))
 
 
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [("MAX_FILES", "more than 20 files to upload"), ("MAX_MIB", "more than 0.0001 MiB to upload")],
+)
+def test_a_folder_with_too_much_is_refused_and_its_largest_folders_are_named(
+    checkout: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    limit: str, said: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(submit, limit, {"MAX_FILES": 20, "MAX_MIB": 0.0001}[limit])
+    for index in range(30):
+        file = checkout / "corpus" / "pages" / str(index) / "text.txt"
+        file.parent.mkdir(parents=True)
+        file.write_text("x" * 20)
+    (checkout / "a.yaml").write_text(f"extends: {RECIPE}\n")
+    assert submit.main(["--config", "a.yaml", "--address", "http://127.0.0.1:1"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line and "most of them in corpus/pages: move" in line
+
+
 @pytest.mark.parametrize("link", [True, False])
 def test_a_job_of_the_repository_has_what_a_run_reads_and_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, link: bool
