@@ -85,6 +85,12 @@ def start(*, attempts: int = 3, seconds: float = 180.0, **options: Any) -> None:
                 _call_within(30.0, ray.shutdown)
             started |= {*psutil.Process().children(recursive=True)}
             kill_all([process for process in started if process not in before], grace_seconds=0.0)
+            address = ray.util.get_node_ip_address()
+            if ":" in address:
+                raise ClusterError(
+                    f"Ray did not start on {address}: give this machine an IPv4 address, which "
+                    f"Ray needs ({single_line(error)})"
+                ) from error
             if attempt == attempts or isinstance(error, ValueError):
                 raise ClusterError(
                     f"Ray did not start (attempt {attempt}): {single_line(error)} (load average "

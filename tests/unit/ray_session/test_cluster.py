@@ -86,3 +86,13 @@ print([process.cmdline() for process in left])
     refusal, left = done.stdout.splitlines()
     assert refusal.startswith("Ray did not start (attempt 2): it was not there after 1 s")
     assert left == "[]"
+
+
+def test_a_machine_without_ipv4_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(**_options: object) -> None:
+        raise RuntimeError("gcs_server_port")
+
+    monkeypatch.setattr(cluster.ray, "init", fails)
+    monkeypatch.setattr(cluster.ray.util, "get_node_ip_address", lambda: "fd00::5")
+    with pytest.raises(cluster.ClusterError, match="on fd00::5: give this machine an IPv4 address"):
+        cluster.start()
