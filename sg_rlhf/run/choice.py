@@ -144,6 +144,9 @@ def choose(request: Request) -> Choice:
         remarks.append(f"hardware: {layout.settings_name}; recipe: {' + '.join(parts[:-1])}")
     if not request.config and parts[0].endswith("_1xgpu.yaml"):
         remarks.append("the paper's model does not fit: this is a reduced recipe (docs/running.md)")
+    if request.algorithm and len(parts) == 1:
+        published = f"--config {parts[0].replace('grpo_sg_', 'grpo_')} --algorithm grpo_sg"
+        remarks.append(f"grpo_sg with U = 1.2 for the tiny model; the published 1.4: {published}")
     config = load_config(parts, tuple(request.overrides))
     data, overrides = _data(request, config)
     return Choice(
@@ -174,7 +177,7 @@ def _parts(request: Request, models: str) -> tuple[list[str], str]:
     fitting = sizes[: sizes.index(models) + 1]
     model = next(known[size] for size in reversed(fitting) if size in known)
     name = f"{domain}_{algorithm or 'grpo_sg'}_{model}"
-    if models == TINY and not algorithm:
+    if models == TINY and algorithm in ("", "grpo_sg"):
         return [f"configs/{domain}/grpo_sg_{model}.yaml"], name  # its weighting is not the paper's
     return [f"configs/{domain}/grpo_{model}.yaml", ALGORITHM + (algorithm or "grpo_sg")], name
 

@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -124,6 +125,8 @@ def _run(
 ) -> int:
     with contextlib.ExitStack() as stack:
         address = _retriever(request, chosen) if request.domain == "search" else []
+        if request.domain == "search" and not (address or data_only):
+            _check_port(_port(request), dry=dry)
         if chosen.data and not dry:
             # This command trains by itself.
             _module("sg_rlhf.data", *chosen.data, *([] if data_only else ["--no-next"]))
@@ -181,13 +184,31 @@ def _retriever(request: Request, chosen: Choice) -> list[str]:
     return [f"sg.search.url={url}"] if url else []
 
 
-def _start_retriever(
-    request: Request, chosen: Choice, stack: contextlib.ExitStack, *, dry: bool
-) -> str:
+def _port(request: Request) -> int:
     given = request.variables.get("SG_PORT") or "8000"
     port = parse_int(given)
     if not 1 <= port <= 65535:
         raise ChoiceError(f"SG_PORT={given}: expected a port, 1 to 65535")
+    return port
+
+
+def _check_port(port: int, *, dry: bool) -> None:
+    """Before the data are made: the retriever itself starts after them."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", 0 if dry else port))
+        except OSError as error:
+            raise ChoiceError(
+                f"SG_PORT={port}: {error.strerror}; SG_PORT chooses another port, "
+                "SG_RETRIEVER_URL a running retriever"
+            ) from None
+
+
+def _start_retriever(
+    request: Request, chosen: Choice, stack: contextlib.ExitStack, *, dry: bool
+) -> str:
+    port = _port(request)
     if dry:
         return f"http://127.0.0.1:{port}/retrieve"
     folder = chosen.folder or Path("data/search")

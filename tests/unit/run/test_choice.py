@@ -239,6 +239,17 @@ def test_an_algorithm_replaces_grpo_sg_on_every_machine(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("domain", RECIPES)
+def test_grpo_sg_asked_for_by_name_is_the_default_on_a_cpu(domain: str) -> None:
+    asked = choose(Request(domain, algorithm="grpo_sg", hardware="cpu"))
+    default = choose(Request(domain, hardware="cpu"))
+    assert asked.parts == default.parts and asked.run_dir == default.run_dir
+    (remark,) = asked.remarks
+    published = remark.partition("1.4: ")[2].split()
+    config = load_config([published[1], f"algorithm:{published[3]}"])
+    assert config.sg.weighting["upper"] == 1.4
+
+
+@pytest.mark.parametrize("domain", RECIPES)
 def test_a_run_goes_where_it_went_before_recipes_were_composed(domain: str) -> None:
     chosen = choose(Request(domain, hardware="1x24gb"))
     older = f"configs/{domain}/grpo_sg_1xgpu.yaml"
@@ -319,7 +330,7 @@ def test_the_command_that_trains_by_itself_proposes_no_training(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SG_HARDWARE", "cpu")
-    monkeypatch.setattr(train, "main", lambda words: 1)  # no run
+    monkeypatch.setattr(train, "main", lambda words, summarise: 1)  # no run
     status = command.main(["kk", *(["--data-only"] if data_only else [])])
     said = capfd.readouterr().out
     assert status == (0 if data_only else 1) and "data/kk_tiny/train.jsonl" in said
