@@ -56,7 +56,7 @@ examples:
   resume: the same command again, with the same --run-dir
   on a Ray cluster
     ray job submit --working-dir . -- \\
-        python -m sg_rlhf.train --config configs/kk/grpo_qwen2.5-3b-instruct.yaml
+        python3 -m sg_rlhf.train --config configs/kk/grpo_qwen2.5-3b-instruct.yaml
   as a job file for SLURM (or kuberay, skypilot)
     python -m sg_rlhf.train --config configs/kk/grpo_qwen2.5-3b-instruct.yaml \\
         --algorithm grpo_sg --dry-run --print sbatch > kk.sbatch
