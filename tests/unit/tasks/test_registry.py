@@ -209,7 +209,7 @@ def test_its_suite_is_listed(capsys, monkeypatch):
     assert evaluation.main(["--list"]) == 0
     assert title in capsys.readouterr().out
     assert evaluation.main(["--suite", "revers", "--model", "m", "--out", "o"]) == 2
-    assert "expected one of kk, math, qa, reverse, or package" in capsys.readouterr().err
+    assert "expected one of kk, math, qa, data, reverse, or package" in capsys.readouterr().err
 
 
 def test_the_rewards_scale_is_the_recipes(monkeypatch):
