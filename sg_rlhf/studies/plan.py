@@ -22,12 +22,20 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from sg_rlhf.algo.weightings import weighting_class
 from sg_rlhf.config import Config, ConfigError, load_config
 from sg_rlhf.config.resume_compatibility import NUMERICS_ONLY
+from sg_rlhf.config.upstream_flags import flags
 from sg_rlhf.data_io.dataset_writer import sha256_of
 from sg_rlhf.tasks import registry
 
 DATA = "{data}"
 #: Settings that leave what a run trains as it is: where it writes, and how it is laid out.
 WITHOUT_EFFECT = ("sg.run_dir", "ckpt.", "logger.", "ds.packing_samples", *NUMERICS_ONLY)
+#: configs/hardware/cpu.yaml sets these since runs were first recorded, and set those then. At
+#: upstream's defaults they change no run, so the fingerprint of a recorded run stays what it was.
+CPU_SETS_NOW = (
+    "actor.gradient_checkpointing_enable", "ds.adam_offload", "ds.enable_sleep",
+    "vllm.enable_sleep",
+)  # fmt: skip
+CPU_SET_ONCE = ("vllm.enable_prefix_caching",)
 
 
 class _Section(BaseModel):
@@ -205,6 +213,11 @@ def _decisive(config: Config) -> dict[str, Any]:
         changed = {k: v for k, v in weighting.items() if k not in defaults or v != defaults[k]}
         ours["weighting"] = changed
     settings = {**config.values, **{f"sg.{name}": value for name, value in ours.items()}}
+    if config.hardware == "cpu":
+        for key in CPU_SETS_NOW:
+            if config.value(key) == flags()[key].default:
+                settings.pop(key, None)
+        settings |= {key: config.value(key) for key in CPU_SET_ONCE}
     return {key: v for key, v in settings.items() if not key.startswith(WITHOUT_EFFECT)}
 
 

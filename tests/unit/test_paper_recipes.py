@@ -61,7 +61,8 @@ OF_HARDWARE = {
     "ref.num_nodes", "ref.num_gpus_per_node", "vllm.num_engines", "vllm.tensor_parallel_size",
     "vllm.sync_backend", "vllm.enforce_eager", "vllm.enable_sleep", "vllm.gpu_memory_utilization",
     "ds.attn_implementation", "ds.packing_samples", "ds.adam_offload", "ds.enable_sleep",
-    "ds.zero_stage", "rollout.micro_batch_size", "train.micro_batch_size", "train.colocate_all",
+    "ds.param_dtype", "ds.zero_stage", "rollout.micro_batch_size", "train.micro_batch_size",
+    "train.colocate_all",
 }  # fmt: skip
 
 

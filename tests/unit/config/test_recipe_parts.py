@@ -105,6 +105,16 @@ def test_the_description_of_an_algorithm_is_a_whole_sentence() -> None:
         assert path.read_text().split("\n", 1)[0].endswith("."), path.name
 
 
+HARDWARE_NAMES = ("cpu", "1x24gb", "4x40gb", "8x80gb", "2x8xh100")
+
+
+@pytest.mark.parametrize(("before", "after"), [*itertools.permutations(HARDWARE_NAMES, 2)])
+def test_hardware_on_top_replaces_all_of_another(before: str, after: str) -> None:
+    alone = load_config(f"hardware:{after}")
+    both = load_config([f"hardware:{before}", f"hardware:{after}"])
+    assert (both.values, both.sg) == (alone.values, alone.sg)
+
+
 def test_layers_do_not_depend_on_one_another() -> None:
     """Model, algorithm and hardware set different keys, so their order does not matter."""
     of_hardware = load_config("hardware:8x80gb").values.keys()

@@ -15,14 +15,14 @@ import yaml
 from scipy import stats
 
 from sg_rlhf.common.atomic_io import write_whole
-from sg_rlhf.config import ConfigError
+from sg_rlhf.config import ConfigError, load_config
 from sg_rlhf.measure import accuracy, sharpness
 from sg_rlhf.run_dir import jsonl_log
 from sg_rlhf.studies import command as ablation
 from sg_rlhf.studies import results as study_results
 from sg_rlhf.studies import runner as study_runner
 from sg_rlhf.studies import tables as study_tables
-from sg_rlhf.studies.plan import load_study
+from sg_rlhf.studies.plan import CPU_SET_ONCE, CPU_SETS_NOW, _decisive, load_study
 
 ROOT = Path(__file__).parents[3]
 STUDIES = sorted((ROOT / "experiments").glob("*/study.yaml"))
@@ -142,6 +142,21 @@ def test_what_is_trained_decides_the_fingerprint(tmp_path: Path) -> None:
     ):
         other = load_study(write(elsewhere, **changes))
         assert all(other.fingerprint(cell) != prints[cell.name] for cell in other.cells())
+
+
+def test_what_the_cpu_hardware_writes_out_leaves_recorded_fingerprints(tmp_path: Path) -> None:
+    def fingerprint(**changes: Any) -> str:
+        study = load_study(write(tmp_path, set={**SMALL["set"], **changes}))
+        return study.fingerprint(next(study.cells()))
+
+    plain = fingerprint()
+    assert "ds.adam_offload" in load_config("hardware:cpu").values
+    for key in (*CPU_SETS_NOW, *CPU_SET_ONCE):
+        assert fingerprint(**{key: False}) == plain
+        assert fingerprint(**{key: True}) != plain
+    decisive = _decisive(load_config(ROOT / "configs" / "kk" / "grpo_tiny_cpu.yaml"))
+    assert not decisive.keys() & {*CPU_SETS_NOW}
+    assert decisive["vllm.enable_prefix_caching"] is False  # as cpu.yaml set it
 
 
 def test_the_weights_of_a_local_start_model_decide_the_fingerprint(tmp_path: Path) -> None:
