@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,6 +15,8 @@ from sg_rlhf.machine import names
 
 #: Which pairs of GPUs have NVLink.
 Links = Literal["all", "some", "none"]
+#: Seconds; a driver without its persistence mode takes several for each GPU.
+TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,26 @@ class Detected:
 
 
 def detect(environment: Mapping[str, str] = os.environ) -> Detected:
-    """The GPUs that this process may use; a machine without a driver has none."""
+    """The GPUs that this process may use; a machine without a driver has none.
+
+    The driver is asked in a thread: with a broken GPU its calls may never return.
+    """
+    found: Future[Detected] = Future()
+
+    def ask() -> None:
+        try:
+            found.set_result(_ask(environment))
+        except BaseException as error:  # raised again in the caller
+            found.set_exception(error)
+
+    threading.Thread(target=ask, daemon=True, name="NVML").start()
+    try:
+        return found.result(TIMEOUT_S)
+    except TimeoutError:
+        return Detected(problem=f"the driver did not answer within {TIMEOUT_S:g} s")
+
+
+def _ask(environment: Mapping[str, str]) -> Detected:
     import pynvml as nvml
 
     try:

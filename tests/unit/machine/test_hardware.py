@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from pathlib import Path
 
 import pynvml
 import pytest
 
 from sg_rlhf.machine import gpus, hardware
-from sg_rlhf.machine.gpus import Gpu, detect
+from sg_rlhf.machine.gpus import Detected, Gpu, detect
 from sg_rlhf.machine.names import GPUS, gpu_of
 from tests.unit.machine.fake_nvml import H100, install
 
@@ -95,6 +97,16 @@ def test_what_the_driver_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     found = detect()
     assert found.gpus == (Gpu("NVIDIA L4", 23034, "8.9", 512),)
     assert (found.driver, found.driver_cuda, found.nvlink) == ("580.95.05", "12.8", None)
+
+
+def test_a_driver_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, H100)
+    answer = threading.Event()
+    monkeypatch.setattr(sys.modules["pynvml"], "nvmlInit", answer.wait)
+    monkeypatch.setattr(gpus, "TIMEOUT_S", 0.1)
+    assert detect() == Detected(problem="the driver did not answer within 0.1 s")
+    answer.set()
+    assert len(detect().gpus) == 1
 
 
 def test_without_a_driver_there_are_no_gpus_and_a_fault_is_quoted(
