@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import os
+import shlex
 import uuid
 from pathlib import Path
 from typing import Any
 
+import wandb
 from openrlhf.utils import logging_utils as upstream
 
 from sg_rlhf.common.atomic_io import write_whole
+from sg_rlhf.common.redaction import redact_text
+from sg_rlhf.common.text import single_line, truncate
 from sg_rlhf.overlay.controller.sample_table import COLUMNS, table_rows
+from sg_rlhf.overlay.reporting import activity
 
 #: In the run directory: the id of its run in wandb.
 FILE = "wandb_run_id"
+#: W&B waits 90 s at the start, and without a limit at the end, by default.
+LIMITS = {
+    "WANDB_INIT_TIMEOUT": "30",
+    "WANDB_FINISH_TIMEOUT": "300",
+    "WANDB_FINISH_TIMEOUT_RAISES": "true",
+}
 
 
 class WandbLogger(upstream.WandbLogger):
@@ -22,6 +33,36 @@ class WandbLogger(upstream.WandbLogger):
     Upstream logs the samples of all earlier rollouts again, so files, upload and time of a run of N
     rollouts grow with N squared.
     """
+
+    def __init__(self, args: Any) -> None:
+        """Start the run, offline if W&B's server does not answer or refuses the key."""
+        for name, value in LIMITS.items():
+            os.environ.setdefault(name, value)
+        try:
+            super().__init__(args)
+        except wandb.Error as error:
+            if os.environ.get("WANDB_MODE") == "offline":
+                raise
+            wandb.teardown()  # else the settings of the failed start stay
+            default_to_offline(Path(args.sg.run_dir or "."), always=True)
+            super().__init__(args)
+            reason = truncate(redact_text(single_line(error)), 200)
+            _show(
+                f"W&B did not start online ({reason}); this start is logged offline. Upload it "
+                f"later: {self._sync()}; or set sg.wandb=offline"
+            )
+
+    def _sync(self) -> str:
+        """The command that uploads the files of this start."""
+        return f"wandb sync {shlex.quote(str(Path(self.handle.run.dir).parent))}"
+
+    def close(self) -> None:
+        """End the run; without a network its rest stays in the run directory."""
+        sync = self._sync()
+        try:
+            super().close()
+        except TimeoutError:
+            _show(f"W&B did not take the rest of the run in time. Upload it: {sync}")
 
     def log_train(self, global_step: int, logs_dict: dict[str, Any]) -> None:
         """Log a rollout's metrics, without its sample."""
@@ -33,6 +74,10 @@ class WandbLogger(upstream.WandbLogger):
         if samples:
             table = self.handle.Table(columns=list(COLUMNS), data=table_rows(global_step, samples))
             self.handle.log({"train/generated_samples": table})
+
+
+def _show(line: str) -> None:
+    activity.show_message(activity.CONTROLLER, line)
 
 
 def default_to_offline(run_dir: Path, always: bool = False) -> None:

@@ -6,6 +6,8 @@ import argparse
 import contextlib
 import copy
 import io
+import os
+import re
 from typing import Any
 
 from sg_rlhf.config import MODULE_KEYS, Config, ConfigError, local_path
@@ -18,6 +20,9 @@ from sg_rlhf.overlay.model import packed_attention
 from sg_rlhf.overlay.patches import flash_attn_shim
 from sg_rlhf.overlay.settings import rollout_plan, worker_settings
 from sg_rlhf.overlay.settings.lookup import value_of
+
+#: A W&B key: 40 or more characters, perhaps after the name of a server; or a token with dots.
+WANDB_KEY = re.compile(r"[A-Za-z0-9_.-]{40,}")
 
 
 class UsageError(ValueError):
@@ -105,11 +110,20 @@ def check_prompt_count(config: Config, args: Any) -> None:
 
 
 def check_trackers(args: Any) -> None:
-    """Refuse a tracker that is not installed.
+    """Refuse a tracker that is not installed, and a W&B key of a wrong form.
 
     Raises:
-        UnsupportedHere: one line with the key and the remedy.
+        UsageError: one line with the key and the remedy.
     """
+    if args.sg.wandb == "auto" and os.environ.get("WANDB_MODE", "online") == "online":
+        name, key = "WANDB_API_KEY", os.environ.get("WANDB_API_KEY")
+        if not key:
+            name, key = "logger.wandb.key", args.logger.wandb.key
+        if key and not WANDB_KEY.fullmatch(key):
+            raise UsageError(
+                f"{name}: no W&B key: it has {len(key)} characters, expected 40 or more of A-Z, "
+                "a-z, 0-9, _, - and dot; see https://wandb.ai/authorize or set sg.wandb=offline"
+            )
     if args.sg.trackio and not optional_packages.is_installed("trackio"):
         raise UnsupportedHere(
             "sg.trackio=true: needs trackio, not installed: pip install 'trackio>=0.43'; or set "

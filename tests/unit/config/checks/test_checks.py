@@ -319,6 +319,24 @@ def test_a_run_refuses_a_tracker_that_is_not_installed(monkeypatch: pytest.Monke
         check_trackers(args)
 
 
+def test_a_run_refuses_a_wandb_key_of_a_wrong_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny = ROOT / "configs" / "kk" / "grpo_sg_tiny_cpu.yaml"
+    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    in_recipe = upstream_arguments(load_config(tiny, ["logger.wandb.key=short"]))
+    with pytest.raises(UsageError, match="^logger.wandb.key: no W&B key: it has 5 characters") as e:
+        check_trackers(in_recipe)
+    assert "short" not in str(e.value)
+    check_trackers(upstream_arguments(load_config(tiny, ["logger.wandb.key=" + "0f" * 20])))
+    offline = upstream_arguments(load_config(tiny, ["sg.wandb=offline"]))
+    monkeypatch.setenv("WANDB_API_KEY", "0f" * 20 + "\n")
+    check_trackers(offline)
+    with pytest.raises(UsageError, match="^WANDB_API_KEY: no W&B key: it has 41 characters"):
+        check_trackers(in_recipe)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    check_trackers(in_recipe)
+
+
 # -- Toolkits of any version, by an nvcc that prints it; and what DeepSpeed does with each -------
 
 
