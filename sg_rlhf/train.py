@@ -11,6 +11,7 @@ import io
 import os
 import shlex
 import sys
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,14 @@ from sg_rlhf.common.atomic_io import best_effort_output, real_path
 from sg_rlhf.common.environment import as_typed
 from sg_rlhf.common.redaction import redact_argv, redact_text
 from sg_rlhf.common.text import single_line
-from sg_rlhf.config import Config, ConfigError, builtin_recipes, domain_settings, load_config
+from sg_rlhf.config import (
+    Config,
+    ConfigError,
+    builtin_recipes,
+    domain_settings,
+    load_config,
+    set_by,
+)
 from sg_rlhf.config.checks import input_files
 from sg_rlhf.config.run_paths import run_dir_of, with_absolute_paths, with_run_dir
 from sg_rlhf.config.upstream_flags import UpstreamChanged, UpstreamMissing
@@ -227,6 +235,13 @@ def dry_run(run: Run, arguments: argparse.Namespace) -> None:
     missing, file_remarks = input_files.look(config)
     print(f"# resolved recipe, from {' <- '.join(reversed(config.sources))}")
     print(config.to_yaml())
+    print("# the file that sets each key that differs from configs/base.yaml or the default")
+    wrapper = textwrap.TextWrapper(
+        100, initial_indent="#   ", subsequent_indent="#     ", break_on_hyphens=False,
+        break_long_words=False,
+    )  # fmt: skip
+    for line in set_by(config):
+        print(wrapper.fill(line))
     print(f"# {run.loss_description}".replace("\n", "\n# "))
     print(*(f"# {line}".rstrip() for line in planned), sep="\n")
     print("# the command that trains it")

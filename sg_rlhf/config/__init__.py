@@ -7,6 +7,7 @@ from sg_rlhf.config.recipe import (
     load_config,
     local_path,
     objective_of,
+    set_by,
     weighting_of,
 )
 from sg_rlhf.config.sg_settings import EvalSet, SGSettings, sg_keys
@@ -20,6 +21,7 @@ __all__ = [
     "load_config",
     "local_path",
     "objective_of",
+    "set_by",
     "sg_keys",
     "weighting_of",
 ]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -70,11 +70,13 @@ class Config:
         values: every key that the recipe or an override sets, dotted, in upstream's types.
         sg: the ``sg`` section with its defaults.
         sources: names of its parts, base first.
+        origin: the part that sets a key, the last one of several; COMMAND_LINE for an override.
     """
 
     values: dict[str, Any]
     sg: SGSettings
     sources: tuple[str, ...] = ()
+    origin: dict[str, str] = field(default_factory=dict, compare=False)
 
     @property
     def hardware(self) -> str:
@@ -155,6 +157,26 @@ def objective_of(config: Config) -> Objective:
     return built_objective(config.value("actor.policy_loss_type"), config.sg.objective)
 
 
+def set_by(config: Config) -> list[str]:
+    """A line for each part of a recipe: its keys in which the run differs from base.yaml.
+
+    A recipe that does not extend base.yaml is compared with the defaults.
+    """
+    folder = builtin_recipes.CONFIGS.resolve()
+    base = str(folder / "base.yaml")
+    plain = load_config(base if base in config.sources else None)
+    keys: dict[str, list[str]] = {part: [] for part in (*config.sources, COMMAND_LINE)}
+    for key, part in config.origin.items():
+        whole = key.startswith((WEIGHTING, OBJECTIVE))
+        if part != base and (whole or config.value(key) != plain.value(key)):
+            keys[part].append(key)
+    return [
+        f"{part.replace(f'{folder}/', 'configs/')}: {', '.join(keys[part])}"
+        for part in keys
+        if keys[part]
+    ]
+
+
 def load_config(
     path: str | Path | Sequence[str | Path] | None, overrides: list[str] | tuple[str, ...] = ()
 ) -> Config:
@@ -170,8 +192,10 @@ def load_config(
 
     def set_key(key: str, value: Any, source: str) -> None:
         key = ALIASES.get(key, key)
+        origin.pop(key, None)  # to the end
+        origin[key] = source
         if not resolver.apply(key, value, source):
-            flat[key], origin[key] = value, source
+            flat[key] = value
 
     paths = [path] if isinstance(path, (str, Path)) else path or []
     for recipe in paths:
@@ -334,7 +358,7 @@ def _check(
             "not used together with sg.eval_sets; set one of them to null or []"
         )
     values = correction_presets.apply_preset(settings.correction, values, origin)
-    return Config(values=values, sg=settings, sources=sources)
+    return Config(values=values, sg=settings, sources=sources, origin=origin)
 
 
 def sg_settings(

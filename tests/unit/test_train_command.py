@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shlex
@@ -57,6 +58,29 @@ def test_a_dry_run_prints_the_recipe_and_the_command_that_trains_it(
         "sg-rlhf", "train", "--config", str(recipe), "--run-dir", str(run_dir),
     ]  # fmt: skip
     assert not run_dir.exists()
+
+
+def test_a_dry_run_says_which_file_sets_a_key(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(
+        "extends: configs/math/grpo_tiny_cpu.yaml\nactor: {adam: {lr: 1.0e-5, eps: 1.0e-8}}\n"
+    )
+    given = ["--config", str(mine), "--dry-run", "sg.weighting.tau=7", "ckpt.max_num=3"]
+    assert main([*given, "actor.max_norm=2"]) == 0
+    heading = "# the file that sets each key that differs from configs/base.yaml or the default\n"
+    _, _, printed = capsys.readouterr().out.replace("\n#     ", " ").partition(heading)
+    lines = itertools.takewhile(lambda line: line.startswith("#   "), printed.splitlines())
+    listed = dict(line.removeprefix("#   ").split(": ", 1) for line in lines)
+    keys = {part: text.split(", ") for part, text in listed.items()}
+    # Equal to base.yaml: actor.adam.eps, ckpt.max_num.
+    assert keys[str(mine)] == ["actor.adam.lr"]
+    assert keys["command line"] == ["sg.weighting.tau", "actor.max_norm"]
+    assert "sg.sync_check_every" in keys["configs/math/grpo_sg_tiny_cpu.yaml"]
+    assert "actor.adam.lr" not in keys["configs/math/grpo_sg_tiny_cpu.yaml"]
+    assert "vllm.sync_backend" in keys["configs/hardware/cpu.yaml"]
+    assert "configs/base.yaml" not in keys
 
 
 def test_a_dry_run_for_gpus_works_without_them_and_the_run_itself_is_refused(
