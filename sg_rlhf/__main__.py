@@ -16,6 +16,7 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from sg_rlhf.common import home
 from sg_rlhf.common.environment import with_packages
 
 
@@ -277,6 +278,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _find_modules_here()
     name, rest = split(words)
     if name in COMMANDS:
+        home.ensure()
         return run(name, rest)
     if not rest or rest[0] in ("-h", "--help"):
         print(usage(name), end="", file=sys.stdout if rest else sys.stderr)

@@ -15,6 +15,7 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
+from sg_rlhf.common import home
 from sg_rlhf.common.argument_types import OneLineParser
 from sg_rlhf.common.atomic_io import best_effort_output, real_path
 from sg_rlhf.common.environment import as_typed
@@ -296,6 +297,7 @@ def main(argv: list[str] | None = None, *, summarise: bool = True) -> int:
     signal.
     """
     driver.install_signal_handlers()
+    home.ensure()
     arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
     with contextlib.ExitStack() as stack:  # ends what was started, whatever happens
         try:

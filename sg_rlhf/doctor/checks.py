@@ -228,6 +228,14 @@ def disk(disk: Disk, facts: Facts, needs: Needs) -> Check:
     parts = [wanted[name] for name in disk.holds if name in wanted]
     found = f"{disk.free_gb:,.0f} GB free at {disk.path}"
     needed = " + ".join(f"{gb:,.0f} GB for {what}" for gb, what, _ in parts if gb)
+    if "run" in disk.read_only:
+        place = disk.read_only["run"]
+        remedy = "--run-dir in a folder of yours"
+        return Check("disk", FAILED, f"{place}, not writable for this user", needed, remedy)
+    if "models" in disk.read_only and needs.download_gb:
+        place = disk.read_only["models"]
+        remedy = "set HF_HOME to a folder of yours"
+        return Check("disk", FAILED, f"{place}, not writable for this user", needed, remedy)
     if disk.free_gb >= sum(gb for gb, _, _ in parts):
         return Check("disk", OK, found, needed)
     return Check("disk", FAILED, found, needed, max(parts)[2])

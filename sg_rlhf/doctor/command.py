@@ -17,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TextIO
 
+from sg_rlhf.common import home
 from sg_rlhf.common.argument_types import OneLineParser
 from sg_rlhf.common.environment import as_typed
 from sg_rlhf.config import builtin_recipes
@@ -70,6 +71,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Exit status 0; 1 with warnings; 2 for a failed check or a usage error."""
+    home.ensure()
     arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
     try:
         facts, needs, checks = _look(arguments)

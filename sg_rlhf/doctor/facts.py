@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sg_rlhf.common import resources
+from sg_rlhf.common.home import writable
 from sg_rlhf.machine.gpus import Gpu, Links, detect
 
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -26,11 +27,13 @@ class Disk(BaseModel):
             cache).
         path: one of these folders.
         free_gb: free space, GB (1e9 bytes).
+        read_only: which of our folders this user cannot write to, with their paths.
     """
 
     holds: list[str]
     path: str
     free_gb: Amount
+    read_only: dict[str, str] = {}
 
 
 class Facts(BaseModel):
@@ -160,6 +163,8 @@ def disks(places: dict[str, Path]) -> list[Disk]:
         free = round(usage.free / 1e9, 1)
         disk = found.setdefault(there.stat().st_dev, Disk(holds=[], path=str(there), free_gb=free))
         disk.holds.append(name)
+        if there.is_dir() and not writable(there):
+            disk.read_only[name] = str(there)
     return list(found.values())
 
 

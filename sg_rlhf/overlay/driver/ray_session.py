@@ -12,7 +12,7 @@ import psutil
 import ray
 from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
 
-from sg_rlhf.common import resources
+from sg_rlhf.common import home, resources
 from sg_rlhf.config import domain_settings
 from sg_rlhf.config.derived import topology
 from sg_rlhf.overlay.cluster import node_check, placement
@@ -130,6 +130,8 @@ def worker_variables(args: Any, on_cpu: bool) -> dict[str, str]:
         variables |= vllm_settings.cuda_variables()
         # DeepSpeed would refuse CUDA toolkits from 13.1 on: see config.checks.cuda_toolkit.
         variables["DS_SKIP_CUDA_CHECK"] = os.environ.get("DS_SKIP_CUDA_CHECK", "1")
+    if home.replaced():  # on other machines too
+        variables |= {"HOME": home.replaced(), home.VARIABLE: home.replaced()}
     if args.sg.batch_invariant:
         variables["VLLM_BATCH_INVARIANT"] = "1"
     job = json.loads(os.environ.get(RAY_JOB_CONFIG_JSON_ENV_VAR) or "{}")
