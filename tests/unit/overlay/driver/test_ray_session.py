@@ -31,6 +31,7 @@ ARGS = SimpleNamespace(
         fused_logprobs=True,
         share_prompts=False,
         domains={},
+        engine_args={},
         weighting={},
         engine_log_probs=True,
         engine_start_timeout=60.0,
