@@ -19,6 +19,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from sg_rlhf.common import home
 from sg_rlhf.common.atomic_io import best_effort_output
 from sg_rlhf.common.environment import as_typed
 from sg_rlhf.common.redaction import redact_text
@@ -55,6 +56,7 @@ from sg_rlhf.tasks.suite import Benchmark, EvalPlan, Suite, Tokenize
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; exit status 0, 1 if the run stopped, 2 for bad input, 130 if interrupted."""
+    home.ensure()
     # Without a terminal, rich would cut tables to 80 columns.
     console = Console(width=None if sys.stdout.isatty() else 120)
     line = None

@@ -15,6 +15,7 @@ from huggingface_hub import constants
 from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
 from ray.runtime_env.runtime_env import _merge_runtime_env
 
+from sg_rlhf.common import home
 from sg_rlhf.config import load_config
 from sg_rlhf.config.checks.input_files import token_counter
 from sg_rlhf.overlay.driver import model_revision, ray_session, replay
@@ -102,6 +103,13 @@ def test_a_worker_reads_the_settings_of_the_run(
         activity_log=str(tmp_path / "logs" / "phases.jsonl"),
     )
     assert worker_settings.current().engine_dtype == "float16"
+
+
+def test_the_workers_get_the_folder_that_stands_for_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(home.VARIABLE, raising=False)
+    assert "HOME" not in ray_session.worker_variables(ARGS, True)
+    monkeypatch.setenv(home.VARIABLE, "/tmp/mine")
+    assert ray_session.worker_variables(ARGS, True)["HOME"] == "/tmp/mine"
 
 
 def test_batch_invariant_kernels_are_asked_for_by_a_variable() -> None:
