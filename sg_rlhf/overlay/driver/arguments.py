@@ -89,10 +89,13 @@ def _validated(flat: dict[str, Any]) -> argparse.Namespace:
             f"upstream cannot check these settings, one of which is missing or null: "
             f"{type(error).__name__}: {error}"
         ) from None
+    kl = args.algo.kl
     for line in remarks.getvalue().splitlines():
-        # Upstream recommends k2 or k3 as a loss, and wk3 is k3 with weights. It recommends
-        # flash-attn for packed samples, which have an attention of ours.
-        known = "as a loss" in line and args.algo.kl.estimator in KL_ESTIMATORS
+        # Upstream recommends k2 or k3 as a loss, and wk3 is k3 with weights; without a KL term no
+        # estimator is used. It recommends flash-attn for packed samples, which have an attention
+        # of ours.
+        no_kl = not (kl.use_loss or kl.init_coef)
+        known = "as a loss" in line and (no_kl or kl.estimator in KL_ESTIMATORS)
         if not known and "with flash_attention" not in line:
             print(line)
     return args
