@@ -90,7 +90,9 @@ def card(run: Run, started: Mapping[str, Any], scores: Sequence[Score] = ()) -> 
         started: the content of ``started_with.json``: the files' SHA-256 by recipe key.
         scores: scores of the final model beside those on held-out prompts.
     """
-    base = str(run.setting("actor.model_name_or_path"))
+    # A folder of `sg-rlhf data model` says which model it has.
+    made_from = run.environment.get("model") or {}
+    base = str(made_from.get("model") or run.setting("actor.model_name_or_path"))
     scores = [*_held_out(run), *scores]
     header = ModelCardData(
         model_name=run.name,

@@ -104,6 +104,15 @@ def test_a_model_of_the_hub_is_the_base_model(tmp_path: Path, run: Path) -> None
     assert ModelCard.load(model_card.write(run)).data.base_model == "Qwen/Qwen2.5-3B-Instruct"
 
 
+def test_the_base_model_of_a_made_folder_is_the_model_that_it_has(run: Path) -> None:
+    environment = run / "environment.json"
+    source = {"model": "HuggingFaceTB/SmolLM2-135M-Instruct", "source": "package"}
+    environment.write_text(json.dumps(json.loads(environment.read_text()) | {"model": source}))
+    path = model_card.write(run)
+    assert ModelCard.load(path).data.base_model == source["model"]
+    assert f"`{source['model']}` after reinforcement learning" in path.read_text()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
