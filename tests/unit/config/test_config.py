@@ -45,11 +45,19 @@ def test_every_shipped_recipe_becomes_upstreams_arguments(path: Path) -> None:
     assert config.value("data.prompt_dataset")
 
 
-@pytest.mark.parametrize("base", ["grpo_sg_tiny_cpu", "grpo_tiny_cpu"])
+@pytest.mark.parametrize(
+    "base",
+    [
+        "kk/grpo_sg_tiny_cpu", "kk/grpo_tiny_cpu", "arithmetic/grpo_smollm2-135m_cpu",
+        "arithmetic/grpo_smollm2-135m",
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("path", ALGORITHMS, ids=lambda p: p.stem)
-def test_every_algorithm_goes_on_top_of_any_recipe(path: Path, base: str) -> None:
+def test_every_algorithm_goes_on_top_of_any_recipe(
+    path: Path, base: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The same algorithm whatever it follows, and arguments that the run accepts."""
-    config = load_config([CONFIGS / "kk" / f"{base}.yaml", path])
+    config = load_config([CONFIGS / f"{base}.yaml", path])
     on_paper = load_config([CONFIGS / "kk" / "grpo_sg_qwen2.5-3b-instruct.yaml", path])
     args = upstream_arguments(config)
     assert args.actor.policy_loss_type == on_paper.value("actor.policy_loss_type")
@@ -58,7 +66,20 @@ def test_every_algorithm_goes_on_top_of_any_recipe(path: Path, base: str) -> Non
     ]
     for key in keys:
         assert config.value(key) == on_paper.value(key), key
-    assert config.value("data.prompt_dataset") == "data/kk_tiny/train.jsonl"
+    own = load_config(CONFIGS / f"{base}.yaml").value("data.prompt_dataset")
+    assert config.value("data.prompt_dataset") == own
+    assert "Recommend" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("override", "said"), [("algo.kl.init_coef=0", False), ("algo.kl.init_coef=0.01", True)]
+)
+def test_upstream_recommends_an_estimator_only_where_one_is_used(
+    override: str, said: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = CONFIGS / "arithmetic" / "grpo_smollm2-135m_cpu.yaml"
+    upstream_arguments(load_config(recipe, [override]))
+    assert ("Recommend setting k3 to 'k1'" in capsys.readouterr().out) == said
 
 
 def flatten(tree: dict[str, object], prefix: str = "") -> list[tuple[str, object]]:

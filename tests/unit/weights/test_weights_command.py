@@ -22,7 +22,7 @@ REPOSITORY = Path(__file__).parents[3]
 CONFIGS = REPOSITORY / "configs"
 RECIPES = sorted(
     str(path.relative_to(CONFIGS))
-    for folder in ("algorithms", "kk", "math", "search")
+    for folder in ("algorithms", "kk", "math", "search", "arithmetic")
     for path in (CONFIGS / folder).glob("*.yaml")
 )
 

@@ -100,7 +100,7 @@ CONFIGS = Path(__file__).parents[4] / "configs"
 PAPER = CONFIGS / "kk" / "grpo_sg_qwen2.5-3b-instruct.yaml"
 RECIPES = sorted(
     path
-    for task in ("kk", "math", "search")
+    for task in ("kk", "math", "search", "arithmetic")
     for path in (CONFIGS / task).glob("*.yaml")
     if path.stem != "common"
 )
