@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import re
 import sys
+import threading
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from sg_rlhf.common.redaction import redact
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 #: A cell of a table for which there is no value.
 EMPTY = "–"
 #: An option of OpenRLHF's own command line.
 _UPSTREAM_FLAG = re.compile(r"--\w+(\.\w+)+").fullmatch
+#: Seconds without output after which a command says what it waits for.
+SLOW_S = 2.0
 
 
 class OneLineError(ValueError):
@@ -63,6 +67,22 @@ class OneLineParser(argparse.ArgumentParser):
             if loose and word.endswith((".yaml", ".yml")):
                 return f"; write a recipe as --config {word}"
         return ""
+
+
+@contextlib.contextmanager
+def notice_if_slow(what: str) -> Iterator[None]:
+    """Print a line on stderr if the block takes longer than ``SLOW_S``.
+
+    Args:
+        what: the work, its size or time limit, such as "waiting for URL (up to 30 s)".
+    """
+    timer = threading.Timer(SLOW_S, lambda: print(f"{what} ...", file=sys.stderr, flush=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def single_line(error: BaseException) -> str:

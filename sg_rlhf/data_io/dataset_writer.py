@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sg_rlhf.common.atomic_io import disk_full_context
+from sg_rlhf.common.text import format_bytes, notice_if_slow
 
 MANIFEST = "manifest.json"
 MADE_BY = "sg_rlhf.data"
@@ -100,7 +101,8 @@ def write_dataset(
 
 def sha256_of(path: Path) -> str:
     """SHA-256 of a file, in hex."""
-    with path.open("rb") as file:
+    size = format_bytes(path.stat().st_size)
+    with notice_if_slow(f"hashing {path} ({size})"), path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from sg_rlhf.common.resources import visible_gpus
+from sg_rlhf.common.text import notice_if_slow
 from sg_rlhf.machine import names
 
 #: Which pairs of GPUs have NVLink.
@@ -72,7 +73,8 @@ def detect(environment: Mapping[str, str] = os.environ) -> Detected:
 
     threading.Thread(target=ask, daemon=True, name="NVML").start()
     try:
-        return found.result(TIMEOUT_S)
+        with notice_if_slow(f"waiting for the GPU driver (up to {TIMEOUT_S:g} s)"):
+            return found.result(TIMEOUT_S)
     except TimeoutError:
         return Detected(problem=f"the driver did not answer within {TIMEOUT_S:g} s")
 

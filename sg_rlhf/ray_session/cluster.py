@@ -16,7 +16,7 @@ import psutil
 import ray
 from ray._private import services
 
-from sg_rlhf.common.text import single_line
+from sg_rlhf.common.text import notice_if_slow, single_line
 from sg_rlhf.ray_session import auth_token
 
 #: Since Ray 2.60 a cluster may require a token that the user did not configure.
@@ -58,7 +58,8 @@ def _check_that_someone_listens(address: str, timeout_seconds: float = 10.0) -> 
     """Refuse a `host:port` that does not answer: Ray itself would try for many minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if colon and port.isdecimal():
-        with socket.create_connection((host.strip("[]"), int(port)), timeout_seconds):
+        notice = notice_if_slow(f"waiting for Ray at {address} (up to {timeout_seconds:g} s)")
+        with notice, socket.create_connection((host.strip("[]"), int(port)), timeout_seconds):
             pass
 
 

@@ -20,6 +20,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from sg_rlhf.common.text import notice_if_slow
 from sg_rlhf.data_io import model_folder
 from sg_rlhf.retrieval import onednn
 
@@ -227,7 +228,7 @@ def _identity(name: str, commit: str | None) -> dict[str, str]:
     for path in sorted(Path(name).iterdir()):
         # Weights, tokenizer and configuration; a README or another folder does not count.
         if path.is_file() and path.suffix in {".json", ".txt", ".model", ".safetensors", ".bin"}:
-            with path.open("rb") as file:
+            with notice_if_slow(f"hashing {path}"), path.open("rb") as file:
                 digest.update(f"{path.name}\0".encode())
                 digest.update(hashlib.file_digest(file, "sha256").digest())
     return {"model": Path(name).resolve().name, "fingerprint": digest.hexdigest()}

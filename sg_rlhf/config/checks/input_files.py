@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sg_rlhf.common.argument_types import progress_bar
 from sg_rlhf.common.text import truncate
 from sg_rlhf.config.checks import files
 from sg_rlhf.config.errors import ConfigError, MissingFile
@@ -211,20 +212,24 @@ def _check_set(
         key = "data.prompt_split" if prompts.key == "data.prompt_dataset" else "eval.split"
         raise ConfigError(f"{key}={prompts.split}: a file has one split, train ({prompts.key})")
     long: list[tuple[str, str]] = []
-    for place, text in checked(rows_of(name, prompts.split, fields), fields, seen):
-        # No tokenizer makes more tokens of a text than it has bytes.
-        if text is not None and not fields.chat and len(text.encode()) > prompts.max_prompt:
-            long.append((place, text))
+    with progress_bar(f"checking {name}", "rows") as bar:
+        for place, text in checked(rows_of(name, prompts.split, fields), fields, seen):
+            bar.update()
+            # No tokenizer makes more tokens of a text than it has bytes.
+            if text is not None and not fields.chat and len(text.encode()) > prompts.max_prompt:
+                long.append((place, text))
     count = tokens() if long else None
     if count is None:
         return
     refused = []
-    for start in range(0, len(long), 4096):
-        part = long[start : start + 4096]
-        lengths = count([text for _, text in part])
-        refused += [
-            (n, p) for n, (p, _) in zip(lengths, part, strict=True) if n > prompts.max_prompt
-        ]
+    with progress_bar(f"counting tokens of {name}", "rows", len(long)) as bar:
+        for start in range(0, len(long), 4096):
+            part = long[start : start + 4096]
+            lengths = count([text for _, text in part])
+            refused += [
+                (n, p) for n, (p, _) in zip(lengths, part, strict=True) if n > prompts.max_prompt
+            ]
+            bar.update(len(part))
     if refused:
         length, place = max(refused)
         why = too_long(length, len(refused), prompts.max_len, prompts.response)

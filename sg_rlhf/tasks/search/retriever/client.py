@@ -31,6 +31,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from sg_rlhf.common.text import notice_if_slow
 from sg_rlhf.tasks.search.protocol import Passage
 from sg_rlhf.tasks.search.retriever.retry import (
     Cause,
@@ -257,6 +258,14 @@ class RetrieverClient:
         return RetrieverError(f"retriever {self.settings.url}: {message}")
 
 
+def waiting_for(settings: SearchSettings) -> str:
+    """The retriever and how long a request may take."""
+    return (
+        f"the retriever {settings.url} (up to {settings.timeout_s:g} s a request, "
+        f"{settings.retries + 1} requests)"
+    )
+
+
 def check(settings: SearchSettings) -> None:
     """Ask the search engine of a recipe one question, before Ray starts.
 
@@ -272,7 +281,8 @@ def check(settings: SearchSettings) -> None:
             await client.aclose()
 
     try:
-        asyncio.run(ask())
+        with notice_if_slow(f"waiting for {waiting_for(settings)}"):
+            asyncio.run(ask())
     except RetrieverError as error:
         raise ValueError(
             f"{error}; start one with `python -m sg_rlhf.retrieval.server --index DIR`, "

@@ -17,8 +17,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from sg_rlhf.common import child_process
+from sg_rlhf.common.text import notice_if_slow
 from sg_rlhf.tasks.questions import EvalError
-from sg_rlhf.tasks.search.retriever.client import RetrieverClient, RetrieverError
+from sg_rlhf.tasks.search.retriever.client import RetrieverClient, RetrieverError, waiting_for
 from sg_rlhf.tasks.search.settings import SearchSettings
 
 #: An index of many gigabytes is read from disk before the server listens.
@@ -66,7 +67,9 @@ def serve(index: Path, port: int = 0, log: Path | None = None) -> Iterator[str]:
             start_new_session=True,
         )
         try:
-            yield _wait_until_listening(process, output.fileno(), index)
+            with notice_if_slow(f"starting the retriever of {index} (up to {START_SECONDS:g} s)"):
+                url = _wait_until_listening(process, output.fileno(), index)
+            yield url
         finally:
             child_process.end(process, STOP_SECONDS)
 
@@ -79,7 +82,8 @@ async def probe(settings: SearchSettings) -> str:
     """
     client = RetrieverClient(settings, outage_s=0.0)
     try:
-        found = await asyncio.gather(*map(client.search, PROBES))
+        with notice_if_slow(f"waiting for {waiting_for(settings)}"):
+            found = await asyncio.gather(*map(client.search, PROBES))
     except RetrieverError as error:
         raise EvalError(
             f"{error}; start one with `python -m sg_rlhf.retrieval.server --index DIR`, "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -193,6 +194,20 @@ def test_good_rows_start_and_repeated_ones_are_one_remark(
     assert twice.startswith("remark: data.prompt_dataset: 16 of 32 rows repeat an earlier one")
     assert "twice.jsonl: row 18 repeats" in twice and "row 1)" in twice
     assert both.startswith("remark: eval.dataset: 16 of 16 prompts are in data.prompt_dataset too")
+
+
+def test_a_terminal_shows_how_far_the_check_of_the_prompts_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    prompts = [row(f"{number} " + "is a knight " * 40) for number in range(16)]
+    (tmp_path / "long.jsonl").write_bytes(b"".join(prompts))
+    files = [f"data.prompt_dataset={tmp_path}/long.jsonl", "eval.dataset=null"]
+    config = load_config(TINY, [*files, "data.max_len=420", "rollout.max_new_tokens=16"])
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    input_files.check_prompts(config)
+    shown = capsys.readouterr().err
+    assert f"checking {tmp_path}/long.jsonl: 0 rows" in shown
+    assert f"counting tokens of {tmp_path}/long.jsonl:   0%|" in shown
 
 
 def test_contradictions_are_kept_where_a_recipe_asks_for_them(tmp_path: Path) -> None:

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
+from sg_rlhf.common import text
 from sg_rlhf.tasks.rollout import EnvironmentFailed
 from sg_rlhf.tasks.search.environment import SearchEnvironment
 from sg_rlhf.tasks.search.protocol import Passage
-from sg_rlhf.tasks.search.retriever.client import RetrieverClient, RetrieverError
+from sg_rlhf.tasks.search.retriever.client import RetrieverClient, RetrieverError, check
 from sg_rlhf.tasks.search.settings import SearchSettings
 from tests.unit.tasks.search.http_retriever import Reply, Retriever, found, passages, running
 
@@ -368,3 +369,16 @@ def test_the_failure_rate_stops_only_above_its_limit_and_with_enough_searches(
             await environment.search("bad")
 
     asyncio.run(run())
+
+
+def test_a_run_says_that_it_waits_for_a_retriever(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(text, "SLOW_S", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and never answers
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/retrieve"
+        with pytest.raises(ValueError, match="start one with"):
+            check(SearchSettings(url=url, timeout_s=0.5, retries=0))
+    assert capsys.readouterr().err == (
+        f"waiting for the retriever {url} (up to 0.5 s a request, 1 requests) ...\n"
+    )
