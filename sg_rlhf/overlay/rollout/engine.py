@@ -177,7 +177,6 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
             sampling_params.detokenize = False  # the executor decodes the sample
         if ends:
             sampling_params.stop_token_ids = [*(sampling_params.stop_token_ids or []), *ends]
-            sampling_params.all_stop_token_ids.update(ends)  # min_tokens masks these
 
         async def respond(number: int) -> Any:
             response = None if tag is None else _Response(tag.seed_key, number, barrier)

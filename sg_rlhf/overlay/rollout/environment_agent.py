@@ -108,7 +108,6 @@ class EnvironmentAgent(AgentExecutorBase):
         ) -> Generation:
             params = sampling_params.clone()  # all rollouts of a prompt share the original
             params.max_tokens = max_tokens
-            params.min_tokens = min(params.min_tokens, max_tokens)
             params.stop = list(stop)
             params.include_stop_str_in_output = True
             request = await llm_engine.generate(context, params)

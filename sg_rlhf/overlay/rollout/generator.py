@@ -35,7 +35,7 @@ EVAL_PROMPTS = 1024
 class SGSamplesGenerator(upstream.SamplesGenerator):
     """Generates whole rollouts, in the order of their prompts.
 
-    Three differences to upstream:
+    Four differences to upstream:
 
     - An epoch ends where its prompts no longer fill a rollout. Upstream trains on the incomplete
       rest, whose batches do not divide evenly (:mod:`sg_rlhf.overlay.settings.rollout_plan`).
@@ -44,6 +44,8 @@ class SGSamplesGenerator(upstream.SamplesGenerator):
     - A dialogue's response length counts the model's tokens alone. Upstream takes the distance from
       the first to the last of them. An environment's text in between would then count in the
       metrics and in the overlong penalty.
+    - A response may end with its first token. Upstream's engine masks these tokens there, and its
+      trainer does not, so that the log-probs of first tokens differ.
 
     Attributes:
         clock: of the controller.
@@ -246,7 +248,8 @@ class SGSamplesGenerator(upstream.SamplesGenerator):
             top_p=kw.get("top_p", 1.0),
             top_k=kw.get("top_k", -1),
             max_tokens=kw.get("max_new_tokens"),  # None: the rest of the context
-            min_tokens=kw.get("min_new_tokens", 1),
+            # Above 0 the engine masks the tokens that end a response; the trainer does not.
+            min_tokens=0,
             skip_special_tokens=kw.get("skip_special_tokens", False),
             logprobs=1 if wants_log_probs else None,
         )

@@ -80,7 +80,6 @@ class Engine(SGRolloutActor):
         params.update_from_generation_config(found.to_diff_dict(), self.tokenizer.eos_token_id)
         written = self.tokenizer(self.text, add_special_tokens=False)["input_ids"]
         ends = {params.eos_token_id, *params.stop_token_ids}
-        assert ends == params.all_stop_token_ids
         length = next((i for i, token in enumerate(written, 1) if token in ends), None)
         output = SimpleNamespace(
             token_ids=written[:length], text="", logprobs=None,
@@ -98,7 +97,7 @@ def rollout(
 ) -> tuple[dict[str, Any], Experience]:
     """One rollout, as upstream makes and keeps it."""
     engine = Engine(folder, tokenizer, text, reward)
-    shared = SamplingParams(max_tokens=4096, min_tokens=1)
+    shared = SamplingParams(max_tokens=4096)
     (output,) = asyncio.run(
         engine.generate_responses(
             prompt, label, shared, 8192, hf_tokenizer=tokenizer, num_samples=1

@@ -167,6 +167,20 @@ def test_a_dialogue_whose_context_an_environment_fills_is_truncated(
     assert bool(found.truncated) is truncated
 
 
+def test_a_response_may_end_with_its_first_token() -> None:
+    """The engine's log-probs of first tokens are those of the trainer: no token is masked."""
+    args = SimpleNamespace(
+        algo=SimpleNamespace(advantage=SimpleNamespace(is_correction_level="token")),
+        rollout=SimpleNamespace(n_samples_per_prompt=2),
+    )
+    sent: list[Any] = []
+    dispatcher: Any = SimpleNamespace(submit=lambda prompts, n: sent.extend(prompts))
+    generator = SGSamplesGenerator(SimpleNamespace(args=args), [], None, None, [])
+    generator._submit(dispatcher, [("source", ["p"], ["l"], [None])], max_new_tokens=4)
+    (prompt,) = sent
+    assert prompt["sampling_params"].min_tokens == 0
+
+
 # -- Requests of a batch enter together and in one order, whatever comes first or not at all -----
 
 

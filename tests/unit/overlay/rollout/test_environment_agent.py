@@ -157,7 +157,7 @@ def play(
     fixed = {"url": url, "topk": 1, "retries": 0, "backoff_s": 0, "outage_s": 0}
     chosen = SearchSettings(**{**fixed, **changes})
     engine = ScriptedEngine(turns, longer)
-    shared = SamplingParams(max_tokens=max_tokens, min_tokens=1, logprobs=logprobs)
+    shared = SamplingParams(max_tokens=max_tokens, logprobs=logprobs)
 
     async def run() -> dict[str, Any]:
         agent = EnvironmentAgent(SearchEnvironment(chosen))
@@ -404,7 +404,7 @@ def test_failed_searches_are_told_to_the_model_and_counted_and_then_stop_the_run
 
         async def run() -> None:
             agent = EnvironmentAgent(SearchEnvironment(agent_settings))
-            params = SamplingParams(max_tokens=900, min_tokens=1)
+            params = SamplingParams(max_tokens=900)
             for rollout in range(9):
                 engine = ScriptedEngine([SEARCH, SEARCH, ANSWER])
                 output = await agent.execute(PROMPT, '["x"]', params, 1500, TOKENIZER, engine)
