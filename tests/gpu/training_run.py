@@ -148,6 +148,9 @@ def check_run(record: Record, run_dir: Path, rollouts: int, mismatch: float = TO
     memory = {key for row in rows for key in row if key.startswith("memory/")}
     for key in sorted(memory):
         record.figure(key, max(row[key] for row in rows if key in row))
+    environment = run_dir / "environment.json"
+    if environment.is_file():
+        record.figure("engine", json.loads(environment.read_text()).get("engine"))
     predicted = run_dir / "predicted.json"
     if predicted.is_file():
         plan = json.loads(predicted.read_text())

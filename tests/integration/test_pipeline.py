@@ -98,6 +98,8 @@ def test_the_run_directory_holds_every_step(trained: Path) -> None:
         assert sample["reward"] in (3.0, -0.5, -1.0, -3.0)
     assert "sg/weight_mean" in json.dumps(metrics) and (trained / "config.yaml").is_file()
     assert list((trained / "tensorboard").rglob("events.out.tfevents.*"))
+    engine = json.loads((trained / "environment.json").read_text())["engine"]
+    assert engine["vllm"] and engine["attention"] and engine["enforce_eager"] is True
 
 
 def test_every_name_in_the_run_directory_is_on_the_metrics_page(trained: Path) -> None:

@@ -16,7 +16,10 @@ from sg_rlhf.common.atomic_io import write_whole
 #: In the run directory. The driver creates it, :func:`save` adds ``KEY``.
 FILE = "environment.json"
 KEY = "placement"
+ENGINE_KEY = "engine"
 CONTROLLER = "controller"
+#: Seconds that an engine has to say what it runs with.
+FACTS_SECONDS = 60.0
 
 
 class ProcessLocation(NamedTuple):
@@ -97,8 +100,20 @@ def format_lines(nodes: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def save(nodes: Mapping[str, Mapping[str, Any]], run_dir: Path) -> None:
-    """Add the result of :func:`group_by_node` to ``environment.json``."""
+def engine_facts(engines: Sequence[Any]) -> dict[str, Any]:
+    """What the first engine runs with; nothing without engines, or if it does not answer."""
+    if not engines:
+        return {}
+    try:
+        return {ENGINE_KEY: ray.get(engines[0].engine_facts.remote(), timeout=FACTS_SECONDS)}
+    except ray.exceptions.RayError:  # the next call that needs the engine says why
+        return {}
+
+
+def save(
+    nodes: Mapping[str, Mapping[str, Any]], run_dir: Path, facts: Mapping[str, Any] | None = None
+) -> None:
+    """Add the results of :func:`group_by_node` and :func:`engine_facts` to ``environment.json``."""
     file = run_dir / FILE
     row = json.loads(file.read_text()) if file.is_file() else {}
-    write_whole(file, json.dumps(row | {KEY: nodes}, indent=2) + "\n")
+    write_whole(file, json.dumps(row | {KEY: nodes, **(facts or {})}, indent=2) + "\n")

@@ -39,7 +39,8 @@ def prepare_run_dir(
             **locations.query_locations(processes),
         }
     )
-    locations.save(nodes, run_dir)
+    facts = locations.engine_facts(processes.get("rollout engine", []))
+    locations.save(nodes, run_dir, facts)
     # A run that starts over repeats the evaluation before its first rollout, too.
     jsonl_log.drop_after(run_dir, resumed_at or -1)
     write_plan(run_dir, plan, nodes, remarks)

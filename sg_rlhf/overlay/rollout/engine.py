@@ -344,6 +344,11 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
         )
         return errors
 
+    async def engine_facts(self) -> dict[str, Any]:
+        """Version, platform, attention backend and graph mode of vLLM, from its first worker."""
+        facts: list[dict[str, Any]] = await self.llm.collective_rpc("engine_facts")
+        return facts[0]
+
     async def prompt_log_probs(self, token_ids: list[int]) -> list[float]:
         """The engine's own log-probabilities of a fixed sequence, at temperature 1.
 

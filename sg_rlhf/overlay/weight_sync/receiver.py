@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import vllm
 from openrlhf.trainer.ray.utils import get_physical_gpu_id
 from openrlhf.trainer.ray.vllm_worker_wrap import WorkerWrap
 from vllm.config import set_current_vllm_config
@@ -19,6 +20,7 @@ from vllm.model_executor.model_loader.reload import (
     finalize_layerwise_reload,
     initialize_layerwise_reload,
 )
+from vllm.platforms import current_platform
 
 from sg_rlhf.overlay.weight_sync import buckets
 
@@ -34,6 +36,18 @@ class BucketWorkerWrap(WorkerWrap):
     model_runner: Any
     vllm_config: Any
     _opened_buffer: Any = None
+
+    def engine_facts(self) -> dict[str, Any]:
+        """What this engine runs with: for ``environment.json``."""
+        groups = [group for kind in self.model_runner.attn_groups for group in kind]
+        return {
+            "vllm": vllm.__version__,
+            "platform": type(current_platform).__name__,
+            "device": current_platform.get_device_name(),
+            "attention": sorted({group.backend.get_name() for group in groups}),
+            "enforce_eager": self.model_config.enforce_eager,
+            "cuda_graphs": str(self.vllm_config.compilation_config.cudagraph_mode),
+        }
 
     def receive_bucket(
         self,
