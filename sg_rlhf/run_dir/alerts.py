@@ -1,8 +1,8 @@
 """Alerts: signs in a run's metrics that it goes wrong while it still runs.
 
 A rule that compares with the start needs 10 rows, one that takes a mean 5, a spike 11; and
-``nothing_learned`` begins with the first. Each rule reads rows of ``metrics.jsonl`` alone, so a
-resumed run finds the same alerts.
+``nothing_learned`` and ``tokens_without_text`` begin with the first. Each rule reads rows of
+``metrics.jsonl`` alone, so a resumed run finds the same alerts.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ GARBLED = 0.2
 KEYS = (
     "entropy_loss", "rollout/truncated_rate", "rollout/frac_reward_zero_std",
     "actor_grad_norm_max", "sg/mismatch_kl_k3", "garbled/mixed_script_frac",
+    "rollout/frac_tokens_without_text",
 )  # fmt: skip
 
 
@@ -138,11 +139,23 @@ def garbled_text(rows: Sequence[Row]) -> str | None:
     )
 
 
+def tokens_without_text(rows: Sequence[Row]) -> str | None:
+    """The model samples ids that the tokenizer does not have."""
+    values = _values(rows[-1:], "rollout/frac_tokens_without_text")
+    if not values or not values[0] > 0:
+        return None
+    return (
+        f"{100 * values[0]:.2g} % of the sampled tokens have no text: the embedding has rows "
+        "behind the tokenizer's last token; call resize_token_embeddings(len(tokenizer)) and "
+        "save the model"
+    )
+
+
 RULES: Mapping[str, Callable[[Sequence[Row]], str | None]] = {
     rule.__name__: rule
     for rule in (
         entropy_collapse, length_limit, flat_reward, nothing_learned, gradient_spike,
-        engine_mismatch, garbled_text,
+        engine_mismatch, garbled_text, tokens_without_text,
     )
 }  # fmt: skip
 

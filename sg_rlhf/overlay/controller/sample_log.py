@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -78,6 +79,21 @@ class SampleLog:
             for e in experiences
             for sequence, mask in zip(e.sequences, e.action_mask, strict=True)
         ]
+
+    @functools.cached_property
+    def _last_id(self) -> int:
+        # A processor of images has a tokenizer inside.
+        tokenizer = getattr(self._tokenizer, "tokenizer", self._tokenizer)
+        return max(tokenizer.get_vocab().values())
+
+    def frac_tokens_without_text(self, experiences: list[Any]) -> float:
+        """Share of the sampled ids behind the tokenizer's last one, which decode to nothing.
+
+        A model whose embedding is padded can sample such an id.
+        """
+        ids = [e.sequences[:, 1:][e.action_mask.bool()] for e in experiences]
+        tokens = sum(map(len, ids))
+        return sum(int((i > self._last_id).sum()) for i in ids) / tokens if tokens else 0.0
 
     def add_update_values(self, policy: Any) -> None:
         """Add the values of each token that the update computed.

@@ -268,6 +268,8 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         stats: dict[str, Any] = rollout_stats(experiences, group)
         responses = self._sample_log.responses(experiences)
         stats[mixed_scripts.METRIC] = mixed_scripts.mixed_script_frac(responses)
+        without_text = self._sample_log.frac_tokens_without_text(experiences)
+        stats["rollout/frac_tokens_without_text"] = without_text
         version_runs = [sample.weight_runs for sample in rollout_samples]
         self._sample_log.collect(
             experiences, version_runs if self._async_config is not None else None

@@ -48,7 +48,14 @@ def test_a_few_rows_raise_nothing(name: str, key: str, raises: list[float], _: A
 
 
 def test_every_rule_is_tested() -> None:
-    assert {name for name, *_ in RAISED} == {*alerts.RULES} - {"nothing_learned"}
+    of_the_first_row = {"nothing_learned", "tokens_without_text"}
+    assert {name for name, *_ in RAISED} == {*alerts.RULES} - of_the_first_row
+
+
+def test_sampled_tokens_without_text_are_an_alert_of_their_row() -> None:
+    key = "rollout/frac_tokens_without_text"
+    assert names(rows(key, 1e-4)) == {"tokens_without_text"}
+    assert names(rows(key, 1e-4, 0.0)) == names([{}]) == set()
 
 
 FLAT = "nothing was learned: no group had different rewards"

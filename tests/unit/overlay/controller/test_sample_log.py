@@ -19,6 +19,9 @@ class Letters:
     def decode(self, tokens: list[int], skip_special_tokens: bool = False) -> str:
         return "".join(chr(96 + t) for t in tokens)
 
+    def get_vocab(self) -> dict[str, int]:
+        return {"a": 1, "b": 2, "z": 26}  # with ids in between that no token has
+
 
 def experience(place: int, reward: float, tokens: list[int], mask: list[bool]) -> Any:
     """One sample; the mask is of the tokens after the first."""
@@ -59,6 +62,16 @@ def test_some_responses_of_some_prompts_are_kept(
     arguments: tuple[int, int, int, int], expected: list[int]
 ) -> None:
     assert sample_log.choose_samples(*arguments) == expected
+
+
+def test_sampled_ids_behind_the_tokenizers_last_one_are_counted() -> None:
+    """Those of a prompt or of an environment are not counted."""
+    log = log_of(1, 1)
+    sampled = experience(0, 1.0, [99, 1, 27, 98, 26], [True, True, False, True])
+    assert log.frac_tokens_without_text([sampled]) == pytest.approx(1 / 3)
+    assert log.frac_tokens_without_text([sampled, sampled]) == pytest.approx(1 / 3)
+    assert log.frac_tokens_without_text([experience(0, 1.0, [9, 1], [True])]) == 0.0
+    assert log.frac_tokens_without_text([experience(0, 1.0, [9, 1], [False])]) == 0.0
 
 
 def test_a_row_has_what_engine_update_and_environment_did(monkeypatch: pytest.MonkeyPatch) -> None:
