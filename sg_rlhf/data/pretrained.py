@@ -235,8 +235,12 @@ def convert(file: Path, folder: Path, reader: Path) -> None:
         if not sys.stderr.isatty():
             logging.disable_progress_bar()
         place = str(file.parent)
-        tokenizer = AutoTokenizer.from_pretrained(place, gguf_file=file.name)
-        read = AutoModelForCausalLM.from_pretrained(place, gguf_file=file.name, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(
+            place, gguf_file=file.name, trust_remote_code=False
+        )
+        read = AutoModelForCausalLM.from_pretrained(
+            place, gguf_file=file.name, dtype=torch.float32, trust_remote_code=False
+        )
     finally:
         sys.path.remove(str(reader))
     # transformers refuses to save a model whose config says that it is quantized.

@@ -100,7 +100,9 @@ def merge(folder: Path, out: Path, base: str | None = None, dtype: str | None = 
         model.float()
     has_tokenizer = any((folder / name).is_file() for name in model_folder.TOKENIZER_FILES)
     with _one_line(str(folder)):
-        tokenizer = AutoTokenizer.from_pretrained(folder if has_tokenizer else base)
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder if has_tokenizer else base, trust_remote_code=False
+        )
         merged, figures = _merged(model, folder, saved)
     record = {**_made_from(folder, base, saved), **figures._asdict()}
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -204,7 +206,7 @@ def _load(base: str, dtype: str | None, settings: dict[str, Any]) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     revision = settings.get("revision") if not Path(base).is_dir() else None
-    config = AutoConfig.from_pretrained(base, revision=revision)
+    config = AutoConfig.from_pretrained(base, revision=revision, trust_remote_code=False)
     with torch.device("meta"):
         needed = 4 * AutoModelForCausalLM.from_config(config).num_parameters()
     if needed > (usable := resources.usable_memory()):
@@ -212,7 +214,9 @@ def _load(base: str, dtype: str | None, settings: dict[str, Any]) -> Any:
             f"--base {base}: merging in float32 takes {format_bytes(needed)} of memory, "
             f"{format_bytes(usable)} are usable"
         )
-    return AutoModelForCausalLM.from_pretrained(base, revision=revision, dtype=dtype or "auto")
+    return AutoModelForCausalLM.from_pretrained(
+        base, revision=revision, dtype=dtype or "auto", trust_remote_code=False
+    )
 
 
 def _merged(model: Any, folder: Path, dtype: str) -> tuple[Any, Figures]:

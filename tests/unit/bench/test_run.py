@@ -12,6 +12,7 @@ import torch
 from bench import claims, run
 from bench.claims import Bench
 from bench.common import exponent, peak_bytes, rank_outputs
+from sg_rlhf.overlay.patches import flash_attn_shim, table
 
 # -- `make bench`: each benchmark on its own, one that fails ends no other -----------------------
 
@@ -124,6 +125,8 @@ def test_a_wrong_argument_is_one_line(
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", [f"bench/{script}.py", *arguments])
     monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    # bench.tiny_update installs the platform when it is imported.
+    monkeypatch.setattr(table, "install", flash_attn_shim.install)
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(f"bench/{script}.py", run_name="__main__")
     error = capsys.readouterr().err

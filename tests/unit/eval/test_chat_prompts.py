@@ -61,7 +61,7 @@ def test_arguments_of_a_template_reach_the_prompt(tmp_path):
         "{% for m in messages %}{{ m.content }}{% endfor %}{% if not enable_thinking %}#{% endif %}"
     )
     args = argparse.Namespace(
-        engine="vllm", model=str(model), revision=None, replicas=1,
+        engine="vllm", model=str(model), revision=None, replicas=1, dtype="auto",
         chat_template_kwargs={"enable_thinking": False},
     )  # fmt: skip
     tokenizer = open_model(args).tokenizer

@@ -257,10 +257,15 @@ def interrupted(
     partial: Path, corpus: Path, encoder: Path, vectors: np.ndarray, **other: object
 ) -> None:
     """An unfinished build whose first shard is `vectors`."""
-    identity = Encoder(str(encoder), device="cpu").identity
+    model = Encoder(str(encoder), device="cpu")
     plan: dict[str, object] = {
         "corpus_sha256": hashlib.sha256(corpus.read_bytes()).hexdigest(),
-        "encoder": {**identity, "max_length": 64, "dtype": "fp32"},
+        "encoder": {
+            **model.identity,
+            "max_length": 64,
+            "prompts": model.prompts,
+            "dtype": "fp32",
+        },
         "shard_rows": 256,
     }
     (partial / "vectors").mkdir(parents=True)

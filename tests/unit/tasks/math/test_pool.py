@@ -1,5 +1,6 @@
 """The pool of grading workers: limits, threads, forks, start methods, breakdowns, and its end."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -24,11 +25,13 @@ ENDLESS = r"\boxed{9^{9^9}}"
 
 
 def workers_of(process):
-    return [
-        child
-        for child in psutil.Process(process).children()
-        if "spawn_main" in " ".join(child.cmdline())
-    ]
+    return [child for child in psutil.Process(process).children() if is_worker(child)]
+
+
+def is_worker(process):
+    with contextlib.suppress(psutil.ZombieProcess, psutil.NoSuchProcess):
+        return "spawn_main" in " ".join(process.cmdline())
+    return False
 
 
 def run_python(*arguments, stdin=None, **environment):
