@@ -30,6 +30,11 @@ def refuse_chats(loaded: Sequence[LoadedBenchmark]) -> None:
         EvalError: names the first such benchmark.
     """
     for benchmark, questions, _ in loaded:
+        if any(question.messages for question in questions):
+            raise EvalError(
+                f"--chat-template: the questions of {benchmark.name} are messages, which are "
+                "written with the model's template already; leave the option out"
+            )
         formats = (chat.detect_format(question.prompt) for question in questions)
         found = next(filter(None, formats), None)
         if found is not None:

@@ -62,7 +62,7 @@ def _no_model(domain: str | None) -> str:
         return "--model"
     command = "python -m sg_rlhf.train --config RECIPE"
     if domain in registry.DOMAINS:
-        command = f"bash examples/scripts/train_grpo_sg_{domain}.sh"
+        command = f"python -m sg_rlhf.run {domain}"
     return (
         f"a model: no finished run of {domain} under {training_runs.RUNS}/; train one first "
         f"(`{command}`), or give --model M"

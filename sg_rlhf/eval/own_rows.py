@@ -21,7 +21,7 @@ from sg_rlhf.tasks import registry
 from sg_rlhf.tasks.grade import Grade
 from sg_rlhf.tasks.questions import EvalError, Question, Source, one_line
 from sg_rlhf.tasks.reward_values import reward_fields
-from sg_rlhf.tasks.suite import Benchmark, ExtraTable, Results, Sampling, Suite
+from sg_rlhf.tasks.suite import Benchmark, EvalPlan, ExtraTable, Results, Sampling, Suite
 
 NAME = "data"
 #: (response, gold of a question) -> its grade.
@@ -65,7 +65,8 @@ class RowsSuite(Suite):
         )  # fmt: skip
         add(
             "--input-key", metavar="K", default="input",
-            help="field of a row with its prompt (default: input)",
+            help="field of a row with its prompt, a text or messages, which are written with the "
+            "model's chat template (default: input)",
         )  # fmt: skip
         add(
             "--label-key", metavar="K", default="answer",
@@ -86,6 +87,27 @@ class RowsSuite(Suite):
             load=lambda folder: (questions, [source]),
         )  # fmt: skip
         return replace(self, benchmarks=(benchmark,), training_field=args.input_key)
+
+    def applies_template(self, args: argparse.Namespace) -> bool:
+        """Whether a row has messages."""
+        return any(q.messages for benchmark in self.benchmarks for q in benchmark.load(None)[0])
+
+    def prepare(
+        self,
+        benchmarks: Sequence[Benchmark],
+        args: argparse.Namespace,
+        tokenizer: Callable[[], Any],
+        resources: ExitStack,
+    ) -> EvalPlan:
+        """Read the questions; the reward gets the prompt as the model does."""
+        plan = super().prepare(benchmarks, args, tokenizer, resources)
+
+        def with_prompt(question: Question) -> Question:
+            return replace(question, gold={**question.gold, "prompt": question.prompt})
+
+        loaded = [part._replace(questions=[*map(with_prompt, part.questions)])
+                  for part in plan.loaded]  # fmt: skip
+        return replace(plan, loaded=loaded)
 
     def known(self, stored: Mapping[str, Any]) -> dict[str, Benchmark]:
         return {name: _benchmark(name) for name in stored}
@@ -145,7 +167,7 @@ def read_questions(
         raise EvalError(f"--data {path}: expected a file that ends in {', '.join(SUFFIXES)}")
     if label_key == input_key:
         raise EvalError(f"--label-key {label_key}: is the prompt's field; expected another one")
-    fields = PromptSchema(input_key, label_key, label_fault=reward.label_fault)
+    fields = PromptSchema(input_key, label_key, chat=True, label_fault=reward.label_fault)
     try:
         rows = list(rows_of(str(path), "train", fields))
         for _ in checked(rows, fields, PromptIndex(keep=True)):
@@ -160,11 +182,13 @@ def read_questions(
     return [
         Question(
             f"row {number}",
-            row[input_key],
-            {"prompt": row[input_key], "label": row[label_key] if label_key else ""},
+            prompt if isinstance(prompt, str) else "",
+            {"prompt": "", "label": row[label_key] if label_key else ""},
             row.get(DATASOURCE, "") if len(groups) > 1 else "",
+            messages=() if isinstance(prompt, str) else prompt,
         )
         for number, row in enumerate(flat, start=1)
+        for prompt in [row[input_key]]
     ]
 
 

@@ -1,4 +1,4 @@
-"""Evaluate a model: ``python -m eval.run --suite {math,kk,qa} [--model M] [--out DIR]``.
+"""Evaluate a model: ``python -m eval.run --suite NAME [--model M] [--out DIR]``.
 
 `evaluate` is the whole run: load the questions and the model, start the engine, generate and grade
 the responses that are not stored yet, and write the report.

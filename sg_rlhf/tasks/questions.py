@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,8 @@ class Question:
         group: questions are also scored by group (number of people of a puzzle); "" for none.
         bare: the question without what every prompt says, to compare with training data; "" where
             the prompt says no more.
+        messages: a conversation in place of the text: the suite writes the prompt with the model's
+            chat template.
     """
 
     id: str
@@ -40,11 +42,17 @@ class Question:
     gold: Any
     group: str = ""
     bare: str = ""
+    messages: Sequence[Mapping[str, Any]] = ()
 
     @property
     def problem(self) -> str:
         """What is asked, without what every prompt says (`overlap.Problem`)."""
-        return self.bare or self.prompt
+        return self.bare or (last_message(self.messages) if self.messages else self.prompt)
+
+
+def last_message(messages: Sequence[Mapping[str, Any]]) -> str:
+    """The text of a conversation's last message: what is asked."""
+    return str(messages[-1]["content"])
 
 
 @dataclass(frozen=True)
@@ -72,6 +80,8 @@ def questions_hash(questions: Iterable[Question]) -> str:
     digest = hashlib.sha256()
     for question in questions:
         row = [question.id, question.prompt, question.gold, question.group]
+        if question.messages:
+            row.append(question.messages)
         digest.update(json.dumps(row, ensure_ascii=False).encode() + b"\n")
     return digest.hexdigest()
 

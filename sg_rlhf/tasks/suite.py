@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -28,6 +28,7 @@ from sg_rlhf.tasks.questions import (
     Question,
     Source,
     first_per_group,
+    one_line,
     random_subset,
     sample_seed,
 )
@@ -153,6 +154,36 @@ def load_questions(
             kept = first_per_group(questions, limit)
         loaded.append(LoadedBenchmark(benchmark, kept, sources))
     return loaded
+
+
+def with_messages_written(
+    loaded: Sequence[LoadedBenchmark], tokenizer: Any
+) -> list[LoadedBenchmark]:
+    """The questions, with the prompts of those that are messages in the model's chat template.
+
+    Raises:
+        EvalError: the tokenizer has no template, or its template refuses the messages.
+    """
+
+    def written(benchmark: str, question: Question) -> Question:
+        if not question.messages:
+            return question
+        try:
+            if tokenizer.chat_template is None:
+                raise ValueError("the model's tokenizer has no chat template")
+            prompt = tokenizer.apply_chat_template(
+                list(question.messages), tokenize=False, add_generation_prompt=True
+            )
+        except Exception as error:  # a template raises anything
+            raise EvalError(
+                f"{benchmark}: {question.id}: its messages: {one_line(error)}"
+            ) from None
+        return replace(question, prompt=prompt)
+
+    return [
+        part._replace(questions=[written(part.benchmark.name, q) for q in part.questions])
+        for part in loaded
+    ]
 
 
 @dataclass(frozen=True)
@@ -315,7 +346,16 @@ class Suite:
         Raises:
             EvalError: something is missing or does not start.
         """
-        return EvalPlan(load_questions(benchmarks, args.data_dir, args.limit, args.seed))
+        loaded = load_questions(benchmarks, args.data_dir, args.limit, args.seed)
+        chats = [b.benchmark.name for b in loaded if any(q.messages for q in b.questions)]
+        if not chats:
+            return EvalPlan(loaded)
+        if args.engine == "openai":
+            raise EvalError(
+                f"--engine openai: the questions of {chats[0]} are messages, which are written "
+                "with the chat template of a model's folder; expected vllm"
+            )
+        return EvalPlan(with_messages_written(loaded, tokenizer()))
 
     def training_problems(self, path: Path) -> Sequence[Problem]:
         """The problems of a file that was trained on, as `Question.problem` has them.
@@ -326,6 +366,8 @@ class Suite:
 
         def problem_of(row: Mapping[str, Any], number: int) -> Text:
             text = row.get(self.training_field)
+            if isinstance(text, list) and text and isinstance(text[-1], dict):
+                text = text[-1].get("content")  # as `Question.problem` has it
             if not isinstance(text, str):
                 raise DataError(f"{self.training_field}: {truncate(text)}, expected text")
             return Text(f"row {number}", text)

@@ -21,7 +21,7 @@ from sg_rlhf.eval.suites import SUITES
 from sg_rlhf.tasks.math.grading import grade_many
 from sg_rlhf.tasks.math.suite import MathSuite
 from sg_rlhf.tasks.questions import EvalError, Question, generated_source
-from sg_rlhf.tasks.suite import Benchmark, LoadedBenchmark, Sampling
+from sg_rlhf.tasks.suite import Benchmark, LoadedBenchmark, Sampling, with_messages_written
 from tests.http_server import Handler, serving
 
 TINY = Path(__file__).parents[3] / "sg_rlhf" / "tiny" / "math_tiny"
@@ -79,6 +79,19 @@ def test_a_model_without_a_template_and_a_prompt_that_is_a_chat_are_refused():
         chat_prompts.with_template(loaded("Hi"), tokenizer, None)
     with pytest.raises(EvalError, match=r"--chat-template: the prompts of one .*ChatML"):
         chat_prompts.refuse_chats(loaded("<|im_start|>user\nHi<|im_end|>\n"))
+
+
+def test_messages_need_a_template_that_takes_them():
+    tokenizer = AutoTokenizer.from_pretrained(TINY)
+    question = Question("one", "", "2", messages=[{"role": "user", "content": "1 + 1"}])
+    asked = [LoadedBenchmark(BENCHMARK, [question], [])]
+    for template, words in (
+        (None, "the model's tokenizer has no chat template"),
+        ("{{ raise_exception('no such role') }}", "no such role"),
+    ):
+        tokenizer.chat_template = template
+        with pytest.raises(EvalError, match=f"^one: one: its messages: {words}$"):
+            with_messages_written(asked, tokenizer)
 
 
 def test_a_template_that_refuses_a_system_turn_is_one_line():

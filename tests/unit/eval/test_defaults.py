@@ -82,7 +82,7 @@ def test_in_an_empty_folder_one_line_names_all_that_is_missing(
     said, error = evaluate(folder, "--suite", suite, *options, status=2)
     assert not said and error.count("\n") == 1
     assert error.startswith(f"error: --suite {suite}: missing: (1) a model: no finished run of ")
-    assert f"`bash examples/scripts/train_grpo_sg_{DOMAINS[suite]}.sh`" in error
+    assert f"sg_rlhf.run {DOMAINS[suite]}`" in error
     assert "; (2) questions: " in error and "--data-dir" in error
     assert not list(folder.iterdir())
 

@@ -11,8 +11,14 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from sg_rlhf.eval import run as evaluation
+from sg_rlhf.eval.engines.base import Completion, Request
 from sg_rlhf.eval.run import main
+from sg_rlhf.eval.suites import SUITES
+from sg_rlhf.tasks.arithmetic.data import Sum
 from tests.http_server import Handler, serving
+
+TINY = Path(__file__).parents[3] / "sg_rlhf" / "tiny" / "math_tiny"
 
 REWARD = """
 async def reward_func(queries, prompts, labels):
@@ -136,7 +142,9 @@ def test_a_domains_reward_and_groups_of_the_rows(run: Run, tmp_path: Path) -> No
         ('{"input": "x"}', [], "reward.py", "row 1: answer: missing or empty"),
         ("{", [], "reward.py", "row 1: not JSON"),
         ('{"input": [{"role": "user", "content": "x"}], "answer": 1}', [], "reward.py",
-         "expected text"),
+         "--engine openai: the questions of rows are messages"),
+        ('{"input": [{"role": "user"}], "answer": 1}', [], "reward.py",
+         "expected messages with role and content"),
         ('{"input": "x", "answer": "y"}', [], "domain:kk", "row 1: answer: reference answer line"),
         ('{"input": "x", "answer": "y"}', [], "domain:nothing", "--reward domain:nothing: "),
         ('{"input": "x", "answer": "y"}', [], "domain:search", "a domain of several turns"),
@@ -173,3 +181,88 @@ def test_both_are_needed(missing: str, capsys: pytest.CaptureFixture[str], tmp_p
     del given[missing]
     assert main(["--suite", "data", *[word for pair in given.items() for word in pair]]) == 2
     assert f"{missing}" in capsys.readouterr().err
+
+
+# -- rows of messages: a model's folder has the template that writes them --------------------------
+
+
+class Adds:
+    """An engine that adds the numbers of the last question."""
+
+    asked: list[str]
+
+    def add(self, requests: list[Request]) -> None:
+        self.left = [*requests]
+        Adds.asked += [request.prompt for request in requests]
+
+    def step(self) -> list[Completion]:
+        done, self.left = self.left, []
+        return [Completion(r.key, str(sum_of(r.prompt)), "stop", 2) for r in done]
+
+    def close(self) -> None:
+        pass
+
+
+def sum_of(prompt: str) -> int:
+    numbers = prompt.rpartition("What is ")[2].partition("?")[0].split(" + ")
+    return sum(map(int, numbers))
+
+
+@pytest.fixture
+def adds(monkeypatch: pytest.MonkeyPatch) -> None:
+    Adds.asked = []
+    monkeypatch.setattr(evaluation, "start", lambda options: Adds())
+    monkeypatch.setattr(evaluation, "set_environment", lambda *given: None)
+
+
+CHAT = [
+    {"role": "user", "content": "What is 1 + 1?"},
+    {"role": "assistant", "content": "2"},
+    {"role": "user", "content": "What is 2 + 3?"},
+]
+
+
+def test_rows_of_messages_are_written_with_the_models_template(adds: None, tmp_path: Path) -> None:
+    rows = [{"input": CHAT, "answer": "5"}, {"input": "What is 4 + 4?", "answer": "8"}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "reward.py").write_text(REWARD.replace("assert", "assert prompts[0] and"))
+    (tmp_path / "train.jsonl").write_text(json.dumps({"input": CHAT[-1:], "answer": "5"}))
+    given = ["--model", str(TINY), "--data", str(tmp_path / "rows.jsonl")]
+    given += ["--reward", str(tmp_path / "reward.py"), "--out", str(tmp_path / "out")]
+    given += ["--train-data", str(tmp_path / "train.jsonl")]
+    assert main(given) == 0
+    assert Adds.asked == [
+        "<|im_start|>user\nWhat is 1 + 1?<|im_end|>\n<|im_start|>assistant\n2<|im_end|>\n"
+        "<|im_start|>user\nWhat is 2 + 3?<|im_end|>\n<|im_start|>assistant\n",
+        "What is 4 + 4?",
+    ]
+    found = results_of(tmp_path / "out")["benchmarks"]["rows"]
+    assert found["scores"]["accuracy"]["value"] == 1.0
+    # What is asked last was trained on.
+    assert found["train_overlap"]["ids"] == ["row 1"]
+
+
+def test_messages_are_written_once(
+    adds: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"input": CHAT, "answer": "5"}))
+    given = ["--model", str(TINY), "--data", str(tmp_path / "rows.jsonl"), "--chat-template"]
+    assert main([*given, "--reward", "domain:arithmetic", "--out", str(tmp_path / "out")]) == 2
+    assert "--chat-template: the questions of rows are messages" in capsys.readouterr().err
+
+
+def test_the_suite_of_sums_asks_held_out_sums(adds: None, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert main(["--suite", "arithmetic", "--model", str(TINY), "--out", str(out)]) == 0
+    found = results_of(out)["benchmarks"]
+    assert {name: part["scores"]["avg@4"]["value"] for name, part in found.items()} == {
+        "sums": 1.0, "larger_sums": 1.0,
+    }  # fmt: skip
+    assert len(Adds.asked) == 4 * (64 + 200) and len({*Adds.asked}) == 264
+    asked = {
+        (a, b)
+        for benchmark in SUITES["arithmetic"].benchmarks
+        for question in benchmark.load(None)[0]
+        for a, b in [question.problem.removeprefix("What is ").rstrip("?").split(" + ")]
+    }
+    assert all(Sum(int(a), int(b)).held_out for a, b in asked)

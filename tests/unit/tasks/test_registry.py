@@ -42,9 +42,8 @@ def test_every_part_of_a_domain_is_there(name):
     domain = registry.find(name)
     assert name in (domain.name, PLACE)
     assert isinstance(load(domain.data), DataSource)
-    # `arithmetic` is for a pretrained model.
-    if name != "arithmetic":
-        assert isinstance(load(domain.suite), Suite)
+    assert isinstance(load(domain.suite), Suite)
+    if name != "arithmetic":  # it is for a pretrained model
         assert isinstance(load(domain.tiny), TinyModel)
     if domain.settings is not None:
         chosen = load(domain.settings)
@@ -209,7 +208,10 @@ def test_its_suite_is_listed(capsys, monkeypatch):
     assert evaluation.main(["--list"]) == 0
     assert title in capsys.readouterr().out
     assert evaluation.main(["--suite", "revers", "--model", "m", "--out", "o"]) == 2
-    assert "expected one of kk, math, qa, data, reverse, or package" in capsys.readouterr().err
+    assert (
+        "expected one of kk, math, qa, arithmetic, data, reverse, or package"
+        in capsys.readouterr().err
+    )
 
 
 def test_the_rewards_scale_is_the_recipes(monkeypatch):
