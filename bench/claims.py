@@ -154,6 +154,9 @@ BENCHES = {
         "start_up.json", "bench/start_up.py --base TREE --warm-up",
         why_not="needs a tree of an older commit",
     ),
+    "first_start": Bench(
+        "first_start.json", "bench/first_start.py", why_not="installs six times",
+    ),
     "token_logprobs": Bench(
         "token_logprobs_cpu.json",
         "bench/token_logprobs.py --memory-tokens 512,4096 "
@@ -233,6 +236,10 @@ CLAIMS = (
           "ratio/async, partial rollouts", 1.0, lower=False, tolerance=0.15),
     Claim("start to the first update on a CPU, second start", "commit 2f77df2", "start_up",
           "new_over_base/seconds", 0.6, tolerance=0.15),
+    Claim("fresh clone to an environment on a CPU", "commit bcfc89e7", "first_start",
+          "ready_ratio", 0.52, tolerance=0.3, note="the first run compiles what it imports"),
+    Claim("fresh clone to the first rollout on a CPU", "commit bcfc89e7", "first_start",
+          "first_rollout_ratio", 1.0, tolerance=0.15),
     Claim("waiting of 8 ranks, by FLOPs, K&K recipe on 8 GPUs of 80 GB",
           "the time of the update", "waiting_ranks",
           "rows/layout=kk 8x80gb&packed=True&way=balanced/waiting", 0.08, unit="%",

@@ -9,7 +9,7 @@ import pytest
 from tests.faults import kill_matrix
 from tests.integration.conftest import Data
 
-pytestmark = [pytest.mark.integration, pytest.mark.full]
+pytestmark = pytest.mark.integration
 
 
 def test_the_end_is_the_same(tmp_path: Path, data: Data) -> None:
