@@ -3,7 +3,7 @@
     python bench/first_start.py --out bench/results/first_start.json
 
 Two clones take turns. One has the installer of commit bcfc89e7, which compiled all bytecode before
-the first run. Each time the clone is new. Both use the download cache of this user, which an earlier
+the first run. Each time the clone is new. Both use this user's download cache, which an earlier
 installation has filled. A round takes about 4 minutes on two cores, and 5 GB of disk.
 """
 
