@@ -222,7 +222,7 @@ def half_sent(server: Server, content: bytes) -> socket.socket:
     return connection
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def batching(files: Files) -> Iterator[Server]:
     """A server of small batches that remembers no answer."""
     with serving("--index", files.flat, "--max-batch", 16, "--cache-size", 0) as server:
@@ -239,7 +239,6 @@ def test_concurrent_answers_are_those_of_a_single_client(batching: Server) -> No
 
 
 def test_sigterm_loses_no_accepted_request(batching: Server) -> None:
-    """The last one of its server."""
     server = batching
     halves = [half_sent(server, HEAD) for _ in range(60)]
     with ThreadPoolExecutor(30) as pool:

@@ -136,9 +136,7 @@ def test_every_shipped_recipe_has_a_plan_and_fits_where_it_belongs() -> None:
         assert plan.time is not None
         if plan.hardware.gpus == 8:
             assert plan.memory.fits, (file, plan.memory.problems)
-    assert len(planned) >= 10 and {*planned} == {*DOMAINS} - {
-        "arithmetic"
-    }  # its recipe is for a CPU
+    assert len(planned) >= 10 and {*planned} == {*DOMAINS}
 
 
 def test_the_cpus_recipes_are_planned_as_measured() -> None:
