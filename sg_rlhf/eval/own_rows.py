@@ -18,7 +18,7 @@ from sg_rlhf.data_io.prompt_rows import DATASOURCE, SUFFIXES, PromptSchema, rows
 from sg_rlhf.data_io.prompt_validation import PromptIndex, checked
 from sg_rlhf.eval.scores import metrics
 from sg_rlhf.tasks import registry
-from sg_rlhf.tasks.grade import Grade
+from sg_rlhf.tasks.grade import Grade, label_fault
 from sg_rlhf.tasks.questions import EvalError, Question, Source, one_line
 from sg_rlhf.tasks.reward_values import reward_fields
 from sg_rlhf.tasks.suite import Benchmark, EvalPlan, ExtraTable, Results, Sampling, Suite
@@ -207,16 +207,10 @@ def find_reward(given: str | None) -> Reward:
             raise EvalError(f"--reward {given}: {error}") from None
         if domain.environment is not None:
             raise EvalError(f"--reward {given}: a domain of several turns; expected its suite")
-
-        def label_fault(label: Any) -> str | None:
-            try:
-                grader("", label)
-            except ValueError as error:
-                return str(error)
-            return None
-
         return Reward(
-            lambda response, gold: grader(response, gold["label"]), {"name": given}, label_fault
+            lambda response, gold: grader(response, gold["label"]),
+            {"name": given},
+            lambda label: label_fault(label, [grader]),
         )
     try:
         path = Path(module_paths.resolve(given))

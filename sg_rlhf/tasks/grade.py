@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
+
+from sg_rlhf.common.text import truncate
 
 
 @dataclass(frozen=True)
@@ -33,3 +35,15 @@ class Grade:
 
 #: (response, gold) -> its grade. In training the gold is a row's `answer`, always one string.
 Grader: TypeAlias = Callable[[str, str], Grade]
+
+
+def label_fault(label: Any, graders: Iterable[Grader]) -> str | None:
+    """What is wrong with a label, by the graders that are to read it."""
+    for grader in graders:
+        if not isinstance(label, str):
+            return f"{truncate(label)}, expected text"
+        try:
+            grader("", label)
+        except ValueError as error:
+            return str(error)
+    return None

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from sg_rlhf.common.argument_types import progress_bar
-from sg_rlhf.common.text import truncate
 from sg_rlhf.config.checks import files
 from sg_rlhf.config.errors import ConfigError, MissingFile
 from sg_rlhf.config.recipe import Config, local_path
@@ -28,7 +27,7 @@ from sg_rlhf.data_io.prompt_validation import (
     too_long,
 )
 from sg_rlhf.data_io.records import DataError
-from sg_rlhf.tasks import registry
+from sg_rlhf.tasks import grade, registry
 from sg_rlhf.tasks.domain import Domain
 
 #: Keys that name files or folders, or ids of a hub.
@@ -332,15 +331,8 @@ def domains_of(config: Config) -> list[Domain]:
 
 
 def label_fault(label: Any, domains: list[Domain]) -> str | None:
-    """What is wrong with a label, by the graders that are to read it."""
-    if domains and not isinstance(label, str):
-        return f"{truncate(label)}, expected text"
-    for domain in domains:
-        try:
-            domain.grade("", label)
-        except ValueError as error:
-            return str(error)
-    return None
+    """What is wrong with a label, by the domains that are to read it."""
+    return grade.label_fault(label, [domain.grade for domain in domains])
 
 
 def token_counter(config: Config) -> Callable[[list[str]], list[int]] | None:
