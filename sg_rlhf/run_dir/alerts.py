@@ -173,8 +173,8 @@ def check(rows: Sequence[Row]) -> list[Alert]:
 def needed(rows: Sequence[Row]) -> list[Row]:
     """The rows that :func:`check` and :func:`begun` need with those to come, with nothing else.
 
-    Of each metric these are the first and the last values. So a run of any length keeps a fixed
-    number of rows.
+    Of each metric these are the first, the last and the lowest values. So a run of any length keeps
+    a fixed number of rows.
 
     Args:
         rows: of ``metrics.jsonl`` in their order, or the rows that this function returned and those
@@ -182,8 +182,13 @@ def needed(rows: Sequence[Row]) -> list[Row]:
     """
     kept = {len(rows) - 1} if rows else set()
     for key in KEYS:
-        indices = [i for i, row in enumerate(rows) if _values([row], key)]
-        kept |= {*indices[:WINDOW], *indices[-NORMS - 1 :]}
+        values = {i: found[0] for i, row in enumerate(rows) if (found := _values([row], key))}
+        indices = list(values)
+        kept |= {
+            *indices[:WINDOW],
+            *indices[-NORMS - 1 :],
+            *sorted(indices, key=values.__getitem__)[:1],
+        }
     names = {*KEYS, *metrics(())}
     return [{k: v for k, v in rows[i].items() if k in names} for i in sorted(kept)]
 

@@ -134,3 +134,12 @@ def test_a_run_of_any_length_keeps_a_fixed_number_of_rows_and_finds_the_same_ale
         assert len(kept) <= len(alerts.KEYS) * (alerts.WINDOW + alerts.NORMS + 1) + 1
         assert all("global_step" not in kept_row for kept_row in kept)
     assert len(raised) >= 2
+
+
+def test_a_group_with_a_signal_is_remembered_for_the_whole_run() -> None:
+    kept: list[alerts.Row] = []
+    for number in range(100):
+        row = {"rollout/frac_reward_zero_std": 0.5 if number == 50 else 1.0}
+        active = [alert.name for alert in alerts.check([*kept, row])]
+        assert ("nothing_learned" in active) == (number < 50)
+        kept = alerts.needed([*kept, row])
