@@ -50,6 +50,10 @@ environment variables, which the options override
 """
 
 
+#: The remedy where the retriever does not start.
+_OTHER_RETRIEVER = "; SG_PORT chooses another port, SG_RETRIEVER_URL a running retriever"
+
+
 def parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """The options, and what goes to the training command."""
     parser = OneLineParser(
@@ -129,7 +133,9 @@ def _run(
     with contextlib.ExitStack() as stack:
         address = _retriever(request, chosen) if request.domain == "search" else []
         if request.domain == "search" and not (address or data_only):
-            _check_port(_port(request), dry=dry)
+            port = _port(request)
+            if not dry:
+                _check_port(port)
         for arguments in (chosen.model, chosen.data):
             if arguments and not dry:
                 # This command trains by itself.
@@ -200,17 +206,14 @@ def _port(request: Request) -> int:
     return port
 
 
-def _check_port(port: int, *, dry: bool) -> None:
+def _check_port(port: int) -> None:
     """Before the data are made: the retriever itself starts after them."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", 0 if dry else port))
+            probe.bind(("127.0.0.1", port))
         except OSError as error:
-            raise ChoiceError(
-                f"SG_PORT={port}: {error.strerror}; SG_PORT chooses another port, "
-                "SG_RETRIEVER_URL a running retriever"
-            ) from None
+            raise ChoiceError(f"SG_PORT={port}: {error.strerror}{_OTHER_RETRIEVER}") from None
 
 
 def _start_retriever(
@@ -231,6 +234,4 @@ def _start_retriever(
     try:
         return stack.enter_context(retriever_process.serve(index, port, log))
     except EvalError as error:
-        raise ChoiceError(
-            f"{error}; SG_PORT chooses another port, SG_RETRIEVER_URL a running retriever"
-        ) from None
+        raise ChoiceError(f"{error}{_OTHER_RETRIEVER}") from None
