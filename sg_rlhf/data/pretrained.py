@@ -250,9 +250,4 @@ def convert(file: Path, folder: Path, reader: Path) -> None:
     model.load_state_dict(read.state_dict(), assign=True)
     model.tie_weights()
     model.generation_config = read.generation_config
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    # safetensors makes files that only their owner can read.
-    usual = (folder / "config.json").stat().st_mode
-    for weights in folder.glob("*.safetensors"):
-        weights.chmod(usual)
+    model_folder.save(model, tokenizer, folder)

@@ -109,11 +109,8 @@ def merge(folder: Path, out: Path, base: str | None = None, dtype: str | None = 
     written = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
         with disk_full_context(out):
-            merged.save_pretrained(written)
-            tokenizer.save_pretrained(written)
+            model_folder.save(merged, tokenizer, written)
             (written / RECORD).write_text(json.dumps(record, indent=2) + "\n")
-            for file in written.glob("*.safetensors"):  # written for their owner only
-                file.chmod((written / RECORD).stat().st_mode)
             written.rename(out)
     finally:
         shutil.rmtree(written, ignore_errors=True)

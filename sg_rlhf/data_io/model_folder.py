@@ -115,6 +115,15 @@ def merged_folder(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}-merged")
 
 
+def save(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Write a model and its tokenizer; others may read the weights, which safetensors forbids."""
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    usual = (folder / "config.json").stat().st_mode
+    for weights in folder.glob("*.safetensors"):
+        weights.chmod(usual)
+
+
 def has_experts(folder: Path) -> bool:
     """Whether a model folder's ``config.json`` is that of a mixture of experts."""
     return any(json_object(folder / "config.json").get(key) for key in EXPERT_KEYS)
