@@ -22,16 +22,14 @@ from sg_rlhf.common.atomic_io import disk_full_context
 from sg_rlhf.common.text import format_bytes, single_line
 from sg_rlhf.data_io import model_folder
 from sg_rlhf.data_io.dataset_writer import sha256_of
-from sg_rlhf.data_io.model_folder import ADAPTER_CONFIG, ModelError
+from sg_rlhf.data_io.model_folder import ADAPTER_CONFIG, PARAM_DTYPES, ModelError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import torch
 
-DTYPES = ("bfloat16", "float16", "float32")
-#: Values of ``ds.param_dtype`` in a run's config.yaml.
-_RUN_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+DTYPES = tuple(PARAM_DTYPES.values())
 #: What a merged folder was made from, and the figures.
 RECORD = "merge.json"
 #: Share of the training that the rounding may move before a notice is printed.
@@ -191,7 +189,7 @@ def _run_dtype(folder: Path) -> str | None:
         config = checkpoints.parent / "config.yaml"
         if checkpoints.name == "checkpoints" and config.is_file():
             try:
-                return _RUN_DTYPES[yaml.safe_load(config.read_text())["ds"]["param_dtype"]]
+                return PARAM_DTYPES[yaml.safe_load(config.read_text())["ds"]["param_dtype"]]
             except (OSError, ValueError, yaml.YAMLError, LookupError, TypeError):
                 return None
     return None

@@ -29,6 +29,8 @@ TOKENIZER_FILES = (
 )  # fmt: skip
 _WEIGHTS = ("*.safetensors", "*.bin")
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+#: Values of ``ds.param_dtype`` -> their names in torch and vLLM.
+PARAM_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 #: Keys of a mixture of experts in ``config.json``: the number of its experts.
 EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
 #: Marks a folder with LoRA adapters, which need their base model.

@@ -63,9 +63,7 @@ def with_template(
 
     def rewritten(question: Question) -> Question:
         try:
-            prompt = tokenizer.apply_chat_template(
-                messages(question.prompt, system_prompt), tokenize=False, add_generation_prompt=True
-            )
+            prompt = chat.render(tokenizer, messages(question.prompt, system_prompt))
         except (TemplateError, ValueError) as error:
             raise EvalError(f"--chat-template: {one_line(error)}") from None
         # The comparison with training data is of the bare problem.

@@ -215,8 +215,7 @@ def _prompt(where: str, row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBa
         raise DataError(f"{where}: input={truncate(messages)}: expected role and content in each")
     if not tokenizer.chat_template:
         raise MeasureError(f"{where}: input is messages, and the model has no chat template")
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    return str(text)
+    return chat.render(tokenizer, messages)
 
 
 def _check_room(

@@ -17,6 +17,13 @@ from typing import Any, NamedTuple
 _OWN_ARGUMENTS = ("conversation", "tokenize", "add_generation_prompt", "chat_template")
 
 
+def render(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> str:
+    """A conversation in the model's chat template, up to where the model writes."""
+    return str(
+        tokenizer.apply_chat_template([*messages], tokenize=False, add_generation_prompt=True)
+    )
+
+
 class ChatFormat(NamedTuple):
     """How a family of models writes a conversation.
 

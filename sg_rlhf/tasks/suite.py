@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from sg_rlhf.common.text import truncate
 from sg_rlhf.data_io.records import DataError, json_objects, parquet_rows, read_each
+from sg_rlhf.tasks import chat
 from sg_rlhf.tasks.contamination import ContaminationRecord
 from sg_rlhf.tasks.grade import Grade, Grader
 from sg_rlhf.tasks.overlap import Problem, Text
@@ -171,9 +172,7 @@ def with_messages_written(
         try:
             if tokenizer.chat_template is None:
                 raise ValueError("the model's tokenizer has no chat template")
-            prompt = tokenizer.apply_chat_template(
-                list(question.messages), tokenize=False, add_generation_prompt=True
-            )
+            prompt = chat.render(tokenizer, question.messages)
         except Exception as error:  # a template raises anything
             raise EvalError(
                 f"{benchmark}: {question.id}: its messages: {one_line(error)}"

@@ -13,13 +13,12 @@ import os
 from pathlib import Path
 from typing import Any
 
+from sg_rlhf.data_io.model_folder import PARAM_DTYPES
 from sg_rlhf.overlay.reporting import activity
 
 VARIABLE = "SG_WORKER"
 #: The value of ``ds.attn_implementation`` for torch's attention kernel over packed rows.
 VARLEN = "varlen"
-#: The values of ``ds.param_dtype`` -> their names in vLLM and torch.
-DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +78,7 @@ class WorkerSettings:
     @property
     def engine_dtype(self) -> str:
         """The dtype of the engine's weights: the trainer's. Upstream always takes bfloat16."""
-        return DTYPES[self.param_dtype]
+        return PARAM_DTYPES[self.param_dtype]
 
 
 def current() -> WorkerSettings:

@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from sg_rlhf.tasks import chat
+
 # Changes whenever the text of a prompt does; written to every data set's manifest.
 PROMPT_VERSION = "logic-rl-1"
 
@@ -59,4 +61,4 @@ def build_chat_prompt(quiz: str, tokenizer: Any) -> str:
 
 def _applied(tokenizer: Any, content: Mapping[str, str]) -> str:
     messages = [{"role": role, "content": text} for role, text in content.items()]
-    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    return chat.render(tokenizer, messages)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from sg_rlhf.data_io.dataset_writer import sha256_of
+from sg_rlhf.tasks import chat
 from sg_rlhf.tasks.questions import EvalError, Question, Source
 from sg_rlhf.tasks.search.data import read_questions
 from sg_rlhf.tasks.search.prompt import build_prompt
@@ -127,4 +128,4 @@ def prompt_of(question: str, prompt: Prompt, searches: bool, tokenizer: Any) -> 
     if not tokenizer.chat_template:
         raise EvalError("--prompt chat: the model has no chat template; expected raw or short")
     messages = [{"role": "user", "content": text}]
-    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    return chat.render(tokenizer, messages)
