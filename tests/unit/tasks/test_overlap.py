@@ -179,7 +179,9 @@ def test_studies_of_models_in_general_count_for_each():
 
 
 def test_every_published_set_says_something_for_the_papers_models():
-    benchmarks = {b.name: b for suite in SUITES.values() for b in suite.benchmarks}
+    # Sums are generated, and nobody published them: nothing is said of who has seen them.
+    published = [suite for name, suite in SUITES.items() if name != "arithmetic"]
+    benchmarks = {b.name: b for suite in published for b in suite.benchmarks}
     qwen, qwen3, llama = FAMILIES
     verdicts = {
         name: [b.exposure.assess(family)["verdict"] for family in (qwen, qwen3, llama)]
