@@ -31,7 +31,6 @@ _KEYS = {
     "data.input_key=": "--input-key ",
     "data.label_key=": "--label-key ",
     " data.apply_chat_template=true": "",
-    ", or messages with": "",
 }
 
 
