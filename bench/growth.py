@@ -42,8 +42,7 @@ import torch
 from bench.common import at_least, exponent, provenance, rank_outputs, write
 from sg_rlhf.algo.advantages import group_advantages
 from sg_rlhf.algo.log_probs.fused_log_probs import selected_log_probs
-from sg_rlhf.algo.policy_loss import policy_loss_terms
-from sg_rlhf.algo.weightings import make_weighting
+from sg_rlhf.algo.policy_loss import LossSettings, policy_loss
 
 ALGORITHM = "grpo_sg"
 #: Every panel's sizes, smallest first.
@@ -113,13 +112,13 @@ def group(size: int, repeats: int, prompts: int = 16, tokens: int = 64) -> float
     log_probs = torch.rand(shape, generator=generator).log().requires_grad_()
     old = log_probs.detach() + 0.1 * torch.randn(shape, generator=generator)
     rewards = torch.randn(prompts, size, generator=generator)
-    mask, weighting = torch.ones(shape, dtype=torch.bool), make_weighting(ALGORITHM)
+    mask = torch.ones(shape, dtype=torch.bool)
+    settings = LossSettings(ALGORITHM, dual_clip=10.0)
 
     def once() -> None:
         log_probs.grad = None
         advantages = group_advantages(rewards).reshape(-1, 1).expand(shape)
-        terms = policy_loss_terms(log_probs, old, advantages, mask, weighting, 0.2, 0.24, 10.0)
-        terms.loss.backward()
+        policy_loss(log_probs, old, advantages, mask, settings).loss.backward()
 
     return median_seconds(once, repeats)
 

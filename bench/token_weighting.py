@@ -36,6 +36,7 @@ from sg_rlhf.overlay.learner.policy_loss import (
     kl_dispatcher,
     token_context,
 )
+from sg_rlhf.overlay.learner.replay_buffer import Denominators
 
 RESPONSES, PROMPT_TOKENS, RESPONSE_TOKENS = 64, 40, 60
 BASE = "uniform"
@@ -127,9 +128,7 @@ class Loss:
             seen.advantages,
             self.mask,
             seen.rollout_log_probs,
-            dp_size=1,
-            batch_num_tokens=self.mask.sum(),
-            global_batch_size=len(self.mask),
+            denominators=Denominators(1, self.mask.sum(), len(self.mask)),
         )[0]
         kl = self.kl(
             self.log_probs,

@@ -8,67 +8,72 @@ from torch import Tensor
 AGGREGATIONS = ("token-mean", "seq-mean", "prompt-mean")
 
 
+def check_aggregation(name: str) -> None:
+    """Refuse a name that is not in :data:`AGGREGATIONS`.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if name not in AGGREGATIONS:
+        raise ValueError(f"aggregation={name!r}: expected one of {', '.join(AGGREGATIONS)}")
+
+
 def aggregate(
     loss_BT: Tensor,
     mask_BT: Tensor,
+    aggregation: str = "token-mean",
     *,
-    token_level_loss: bool = True,
-    dp_size: int = 1,
-    batch_num_tokens: Tensor | float | None = None,
-    global_batch_size: Tensor | float | None = None,
-    prompt_tokens_B: Tensor | None = None,
+    total: Tensor | float | None = None,
+    prompt_tokens: Tensor | None = None,
 ) -> Tensor:
     """Mean of a loss over tokens, over responses, or over prompts.
 
     ::
 
-        token level:      sum(loss * mask) / number of tokens
-        response level:   mean over responses of (sum_t(loss * mask) / tokens of the response)
-        prompt level:     mean over prompts of (sum_it(loss * mask) / tokens of its responses)
+        token-mean    sum(loss * mask) / tokens (DAPO, arXiv 2503.14476)
+        seq-mean      mean over responses of (sum_t(loss * mask) / tokens of the response)
+                      (GRPO, arXiv 2402.03300)
+        prompt-mean   mean over prompts of (sum_it(loss * mask) / tokens of its responses)
+                      (Eq. 5 of arXiv 2511.00066): each prompt has the same share of the update
 
-    The prompt level is Eq. 5 of arXiv 2511.00066: each prompt has the same share of the update.
-
-    With the totals of the whole optimizer step, the losses of its micro-batches and ranks add up to
-    the loss of the whole batch, times ``dp_size``, because data parallelism averages gradients over
-    ranks. The first two are equal to OpenRLHF 0.11.2's bit for bit.
+    With ``total`` that of the whole optimizer step, the losses of its micro-batches add up to the
+    loss of the whole batch. Where ranks average their gradients, multiply each rank's loss by the
+    number of ranks. The first two are equal to OpenRLHF 0.11.2's bit for bit.
 
     Args:
         loss_BT: [B, T]. Masked positions may hold anything, also NaN.
         mask_BT: [B, T], 1 or True on the tokens that count.
-        token_level_loss: mean over tokens (True) or over the responses that have a token (False).
-        dp_size: number of data-parallel ranks.
-        batch_num_tokens: tokens of the whole optimizer step, over all micro-batches and ranks; for
-            the token level. None for those of this batch, without ``dp_size``.
-        global_batch_size: responses of the whole optimizer step, for the response level; its
-            prompts, for the prompt level. None for those of this batch, without ``dp_size``.
-        prompt_tokens_B: [B], tokens that the prompt of each response has in the whole optimizer
-            step, as :func:`prompt_token_counts` gives them; chooses the prompt level.
+        aggregation: one of :data:`AGGREGATIONS`.
+        total: number of tokens, of responses with a token, or of prompts with a token that the mean
+            divides by. None for that of this batch.
+        prompt_tokens: [B], for prompt-mean: tokens that the prompt of each response has in the
+            whole optimizer step, as :func:`prompt_token_counts` gives them.
 
     Returns:
         A scalar; 0 for a batch without tokens (upstream gives 0 / 0 = NaN).
-    """
-    loss_BT = loss_BT.masked_fill(mask_BT == 0, 0.0)
-    if prompt_tokens_B is not None:
-        tokens_B = prompt_tokens_B.clamp(min=1)
-        total = ((loss_BT * mask_BT).sum(dim=-1) / tokens_B).sum()
-        if global_batch_size is None:
-            # The shares of a prompt's responses add up to 1.
-            prompts = (mask_BT.sum(dim=-1) / tokens_B).sum().round()
-            return total / _at_least_one(prompts)
-        return total / global_batch_size * dp_size
-    if token_level_loss:
-        total = (loss_BT * mask_BT).sum()
-        if batch_num_tokens is None:
-            return total / _at_least_one(mask_BT.sum())
-        return total / batch_num_tokens * dp_size
 
-    tokens_B = mask_BT.sum(dim=-1)
-    mean_B = (loss_BT * mask_BT).sum(dim=-1) / (tokens_B + 1e-8)
-    has_tokens_B = (tokens_B > 0).float()
-    total = (mean_B * has_tokens_B).sum()
-    if global_batch_size is None:
-        return total / _at_least_one(has_tokens_B.sum())
-    return total / global_batch_size * dp_size
+    Raises:
+        ValueError: an unknown aggregation, or prompt-mean without ``prompt_tokens``.
+    """
+    check_aggregation(aggregation)
+    loss_BT = loss_BT.masked_fill(mask_BT == 0, 0.0)
+    if aggregation == "token-mean":
+        summed = (loss_BT * mask_BT).sum()
+        return summed / (_at_least_one(mask_BT.sum()) if total is None else total)
+    if aggregation == "seq-mean":
+        tokens_B = mask_BT.sum(dim=-1)
+        mean_B = (loss_BT * mask_BT).sum(dim=-1) / (tokens_B + 1e-8)
+        has_tokens_B = (tokens_B > 0).float()
+        summed = (mean_B * has_tokens_B).sum()
+        return summed / (_at_least_one(has_tokens_B.sum()) if total is None else total)
+    if prompt_tokens is None:
+        raise ValueError("aggregation='prompt-mean': expected prompt_tokens, got None")
+    tokens_B = prompt_tokens.clamp(min=1)
+    summed = ((loss_BT * mask_BT).sum(dim=-1) / tokens_B).sum()
+    if total is None:
+        # The shares of a prompt's responses add up to 1.
+        total = _at_least_one((mask_BT.sum(dim=-1) / tokens_B).sum().round())
+    return summed / total
 
 
 def prompt_token_counts(mask_BT: Tensor, prompts_B: Tensor) -> Tensor:

@@ -13,7 +13,6 @@ def token_weights(
     cfg: Weighting,
     mask_BT: Tensor | None = None,
     *,
-    mean_weight: Tensor | float | None = None,
     context: TokenContext | None = None,
 ) -> Tensor:
     """Weights of sampled tokens, from their log-probs.
@@ -28,10 +27,8 @@ def token_weights(
         cfg: the token weighting.
         mask_BT: [B, T], not 0 on the tokens that count; None for all. Elsewhere the log-prob is not
             read, and the weight has no meaning.
-        mean_weight: the mean that ``batch_mean`` divides by; None for the mean of this batch. With
-            gradient accumulation or data parallelism it must be the mean over the whole optimizer
-            step: add :func:`weight_sum_and_count` over micro-batches and ranks, and divide.
-        context: what else the weighting reads (``cfg.reads``).
+        context: what else the weighting reads (``cfg.reads``), and the mean that ``batch_mean``
+            divides by.
 
     Returns:
         [B, T] without a gradient, float32 (float64 for float64 log-probs).
@@ -40,7 +37,7 @@ def token_weights(
         ValueError: the context lacks what the weighting reads.
     """
     raw_BT = unnormalized_weights(log_probs_BT.detach(), cfg, mask_BT, context=context)
-    return normalize_weights(raw_BT, cfg, mask_BT, mean_weight=mean_weight)
+    return normalize_weights(raw_BT, cfg, mask_BT, context=context)
 
 
 def unnormalized_weights(
@@ -112,7 +109,7 @@ def normalize_weights(
     cfg: Weighting,
     mask_BT: Tensor | None = None,
     *,
-    mean_weight: Tensor | float | None = None,
+    context: TokenContext | None = None,
 ) -> Tensor:
     """Divide weights by their mean if ``cfg.normalize`` is ``batch_mean``.
 
@@ -120,13 +117,14 @@ def normalize_weights(
         weights_BT: [B, T], of :func:`unnormalized_weights`.
         cfg: the token weighting.
         mask_BT: [B, T], or None.
-        mean_weight: see :func:`token_weights`.
+        context: has the mean, see :func:`token_weights`.
 
     Returns:
         [B, T]; the input itself without normalisation.
     """
     if cfg.normalize is None:
         return weights_BT
+    mean_weight = context.mean_weight if context is not None else None
     if mean_weight is None:
         total, count = _sum_and_count(weights_BT, mask_BT)
         mean_weight = torch.where(total > 0, total / count.clamp(min=1), 1.0).to(weights_BT.dtype)
@@ -142,7 +140,7 @@ def weight_sum_and_count(
 ) -> Tensor:
     """Sum of the unnormalised weights and number of tokens, additive over micro-batches and ranks.
 
-    Their quotient is the ``mean_weight`` of :func:`token_weights`.
+    Their quotient is ``TokenContext.mean_weight``.
 
     Args:
         log_probs_BT: [B, T].

@@ -26,7 +26,7 @@ from typing import Any
 from molt.models.loss import POLICY_LOSSES, register_policy_loss
 from torch import Tensor
 
-from sg_rlhf.algo.policy_loss import policy_loss_terms
+from sg_rlhf.algo.policy_loss import LossSettings, policy_loss
 from sg_rlhf.algo.weightings import Weighting, make_weighting
 
 
@@ -58,18 +58,14 @@ def register(
         policy_log_ratio: Tensor,
         **_: Any,
     ) -> tuple[Tensor, Tensor]:
-        terms = policy_loss_terms(
+        output = policy_loss(
             log_probs.float(),
             (log_probs.float() - policy_log_ratio).detach(),  # Molt gives no old log-probs
             advantages,
             action_mask,
-            cfg,
-            clip_eps_low,
-            clip_eps_high,
-            dual_clip,
-            objective=objective,
+            LossSettings(cfg, clip_eps_low, clip_eps_high, dual_clip, objective=objective),
         )
-        return terms.loss_BT, terms.statistics.mean("clip_ratio").float()
+        return output.loss_BT, output.statistics.mean("clip_ratio").float()
 
     return loss
 

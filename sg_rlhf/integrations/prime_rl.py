@@ -18,7 +18,7 @@ from typing import Any
 
 from prime_rl.trainer.rl.loss import LossInputs, LossOutputs
 
-from sg_rlhf.algo.policy_loss import policy_loss_terms
+from sg_rlhf.algo.policy_loss import LossSettings, policy_loss
 from sg_rlhf.algo.weightings import make_weighting
 from sg_rlhf.integrations import METRICS
 
@@ -41,20 +41,22 @@ def grpo_sg(
         objective: the objective's name.
         eps_low: lower clip range.
         eps_high: upper clip range.
-        dual_clip: see :func:`~sg_rlhf.algo.policy_loss.policy_loss_terms`.
+        dual_clip: see :func:`~sg_rlhf.algo.policy_loss.policy_loss`.
     """
     weights = inputs.loss_weights
-    terms = policy_loss_terms(
+    output = policy_loss(
         inputs.trainer_logprobs[None],
         inputs.inference_logprobs[None],
         inputs.advantages[None],
         inputs.loss_mask[None],
-        make_weighting(weighting, parameters or {}),
-        eps_low,
-        eps_high,
-        dual_clip,
-        objective=objective,
-        token_coef_BT=None if weights is None else weights[None],
-        batch_num_tokens=1.0,
+        LossSettings(
+            make_weighting(weighting, parameters or {}),
+            eps_low,
+            eps_high,
+            dual_clip,
+            objective=objective,
+        ),
+        coefficient=None if weights is None else weights[None],
+        total=1.0,
     )
-    return LossOutputs(terms.loss, {f"sg/{k}": terms.statistics.mean(k) for k in METRICS})
+    return LossOutputs(output.loss, {f"sg/{k}": output.statistics.mean(k) for k in METRICS})

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torchtitan.components.loss import BaseLoss, compute_logprobs
 
-from sg_rlhf.algo.policy_loss import policy_loss_terms
+from sg_rlhf.algo.policy_loss import LossSettings, policy_loss
 from sg_rlhf.algo.weightings import make_weighting
 
 
@@ -26,7 +26,7 @@ class GRPOSGLoss(BaseLoss):
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseLoss.Config):
-        """Names and parameters of :func:`~sg_rlhf.algo.policy_loss.token_loss`."""
+        """As :class:`~sg_rlhf.algo.policy_loss.LossSettings`; the mean is torchtitan's."""
 
         weighting: str = "grpo_sg"
         parameters: dict[str, Any] = field(default_factory=dict)
@@ -36,8 +36,13 @@ class GRPOSGLoss(BaseLoss):
         dual_clip: float | None = None
 
     def __init__(self, config: Config, *, compile_config: Any = None) -> None:
-        self.config = config
-        self.weighting = make_weighting(config.weighting, config.parameters)
+        self.settings = LossSettings(
+            make_weighting(config.weighting, config.parameters),
+            config.eps_low,
+            config.eps_high,
+            config.dual_clip,
+            config.objective,
+        )
 
     def __call__(
         self,
@@ -52,20 +57,16 @@ class GRPOSGLoss(BaseLoss):
         """(loss, metrics that add up over ranks); [B, L, V] logits, [B, L] the others."""
         log_probs = compute_logprobs(logits, labels)
         mask = loss_mask & torch.isfinite(generator_logprobs)
-        config, total = self.config, max(global_valid_tokens or 1.0, 1.0)
-        terms = policy_loss_terms(
+        total = max(global_valid_tokens or 1.0, 1.0)
+        output = policy_loss(
             log_probs,
             torch.where(mask, generator_logprobs, log_probs.detach()),
             advantages,
             mask,
-            self.weighting,
-            config.eps_low,
-            config.eps_high,
-            config.dual_clip,
-            objective=config.objective,
-            batch_num_tokens=total,
+            self.settings,
+            total=total,
         )
         share = mask.sum() / total
-        means = {f"sg/{k}": terms.statistics.mean(k) for k in ("weight_mean", "clip_ratio")}
+        means = {f"sg/{k}": output.statistics.mean(k) for k in ("weight_mean", "clip_ratio")}
         metrics = {name: value * share for name, value in means.items()}
-        return terms.loss, {"loss/mean": terms.loss.detach(), **metrics}
+        return output.loss, {"loss/mean": output.loss.detach(), **metrics}

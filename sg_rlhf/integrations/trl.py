@@ -16,7 +16,7 @@ loss_type cispo, sapo             refused: ``objective="cispo"`` or ``"sapo"`` w
 delta                             refused: ``dual_clip`` limits the ratio where A < 0
 top_entropy_quantile              refused: ``weighting="top_entropy"``
 beta                              the weight of TRL's KL; ``weighted_kl`` multiplies it by w
-use_vllm and its correction       factor of each token's loss (token_coef)
+use_vllm and its correction       factor of each token's loss (coefficient)
 ================================  =============================================================
 """
 
@@ -32,7 +32,7 @@ from sg_rlhf.algo.advantages import equal_rewards
 from sg_rlhf.algo.aggregation import aggregate
 from sg_rlhf.algo.analysis.token_statistics import TokenStatistics
 from sg_rlhf.algo.kl import kl_estimate
-from sg_rlhf.algo.policy_loss import policy_loss_terms
+from sg_rlhf.algo.policy_loss import LossSettings, policy_loss
 from sg_rlhf.algo.weightings import TokenContext, Weighting, make_weighting
 from sg_rlhf.integrations import METRICS
 
@@ -44,7 +44,7 @@ class GRPOSGTrainer(GRPOTrainer):
         *args: those of ``GRPOTrainer``.
         weighting: the token weighting, or its name for default parameters.
         objective: the objective's name.
-        dual_clip: see :func:`~sg_rlhf.algo.policy_loss.policy_loss_terms`.
+        dual_clip: see :func:`~sg_rlhf.algo.policy_loss.policy_loss`.
         weighted_kl: multiply the KL of each token by its weight (Lemma 3.4 of arXiv 2511.00066).
         **kwargs: those of ``GRPOTrainer``.
 
@@ -120,50 +120,52 @@ class GRPOSGTrainer(GRPOTrainer):
         old_log_probs = inputs.get("old_per_token_logps")
         old_log_probs = log_probs.detach() if old_log_probs is None else old_log_probs
         mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
-        mean = self._mean(inputs, mask)
+        aggregation = "seq-mean" if self.loss_type == "grpo" else "token-mean"
+        total = self._total(inputs, mask)
         corrected = self.use_vllm and self.vllm_importance_sampling_correction
-        terms = policy_loss_terms(
+        output = policy_loss(
             log_probs,
             old_log_probs,
-            advantages if advantages.dim() > 1 else advantages[:, None].expand_as(log_probs),
+            advantages,
             mask,
-            self.weighting,
-            self.epsilon_low,
-            self.epsilon_high,
-            self.dual_clip,
-            objective=self.objective,
-            token_coef_BT=inputs["importance_sampling_ratio"] if corrected else None,
+            LossSettings(
+                self.weighting,
+                self.epsilon_low,
+                self.epsilon_high,
+                self.dual_clip,
+                self.objective,
+                aggregation,
+            ),
+            total=total,
+            coefficient=inputs["importance_sampling_ratio"] if corrected else None,
             context=TokenContext(
                 entropy=entropy, engine_log_probs=inputs.get("sampling_per_token_logps")
             ),
-            **mean,
         )
-        loss = others + terms.loss
+        loss = others + output.loss
         if self.beta != 0.0 and self.weighted_kl:
             # TRL has added the plain KL: this is the rest, (w - 1) KL.
             kl_BT = kl_estimate(log_probs, inputs["ref_per_token_logps"], estimator="k3")
             if self.args.use_bias_correction_kl:
                 kl_BT = kl_BT * (log_probs - old_log_probs).exp()
-            loss = loss + self.beta * aggregate((terms.weights_BT - 1) * kl_BT, mask, **mean)
-        self._log_statistics(terms.statistics)
+            rest_BT = (output.weights_BT - 1) * kl_BT
+            loss = loss + self.beta * aggregate(rest_BT, mask, aggregation, total=total)
+        self._log_statistics(output.statistics)
         return loss
 
-    def _mean(self, inputs: dict[str, Any], mask: Tensor) -> dict[str, Any]:
-        """Arguments of ``aggregate`` that give the mean of TRL's ``loss_type``."""
+    def _total(self, inputs: dict[str, Any], mask: Tensor) -> Tensor | float:
+        """What the sum over tokens or responses is divided by, as TRL's ``loss_type`` has it."""
         training = self.model.training
         steps = self.current_gradient_accumulation_steps if training else 1
         if self.loss_type == "grpo":
-            return {"token_level_loss": False, "global_batch_size": len(mask) * steps}
+            return float(len(mask) * steps)
         if self.loss_type == "bnpo":
-            return {"batch_num_tokens": mask.sum().clamp(min=1.0) * steps}
+            return mask.sum().clamp(min=1.0) * steps
         if self.loss_type == "dr_grpo":
-            return {"batch_num_tokens": len(mask) * self.max_completion_length * steps}
-        tokens = inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes
-        return {
-            "batch_num_tokens": tokens * steps / self.args.steps_per_generation
-            if training
-            else tokens
-        }
+            return float(len(mask) * self.max_completion_length * steps)
+        tokens: Tensor = inputs["num_items_in_batch"].clamp(min=1.0)
+        tokens = tokens / self.accelerator.num_processes
+        return tokens * steps / self.args.steps_per_generation if training else tokens
 
     def _log_statistics(self, statistics: TokenStatistics) -> None:
         metrics = self._metrics["train" if self.model.training else "eval"]

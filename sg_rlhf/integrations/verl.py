@@ -13,7 +13,7 @@ verl (``actor_rollout_ref.actor``)     here
 clip_ratio_low, clip_ratio_high        eps_low, eps_high; clip_ratio where they are null
 clip_ratio_c                           dual_clip
 loss_agg_mode                          verl's own ``agg_loss``, in all its modes
-policy_loss.rollout_correction         factor of each token's loss (token_coef)
+policy_loss.rollout_correction         factor of each token's loss (coefficient)
 use_kl_loss, kl_loss_type              verl's own KL, without the token weight
 =====================================  ======================================================
 """
@@ -26,7 +26,7 @@ from typing import Any
 from torch import Tensor
 from verl.trainer.ppo.core_algos import agg_loss, register_policy_loss
 
-from sg_rlhf.algo.policy_loss import policy_loss_terms
+from sg_rlhf.algo.policy_loss import LossSettings, policy_loss
 from sg_rlhf.algo.weightings import Weighting, make_weighting
 
 #: verl's metric -> ours.
@@ -66,20 +66,22 @@ def register(
         rollout_is_weights: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Any]]:
         low, high = config.clip_ratio_low, config.clip_ratio_high
-        terms = policy_loss_terms(
+        output = policy_loss(
             log_prob,
             old_log_prob,
             advantages,
             response_mask,
-            cfg,
-            config.clip_ratio if low is None else low,
-            config.clip_ratio if high is None else high,
-            config.get("clip_ratio_c", 3.0),
-            objective=objective,
-            token_coef_BT=rollout_is_weights,
+            LossSettings(
+                cfg,
+                config.clip_ratio if low is None else low,
+                config.clip_ratio if high is None else high,
+                config.get("clip_ratio_c", 3.0),
+                objective=objective,
+            ),
+            coefficient=rollout_is_weights,
         )
-        value = agg_loss(terms.loss_BT, response_mask, loss_agg_mode, **config.global_batch_info)
-        metrics = {key: terms.statistics.mean(ours).item() for key, ours in _METRICS.items()}
+        value = agg_loss(output.loss_BT, response_mask, loss_agg_mode, **config.global_batch_info)
+        metrics = {key: output.statistics.mean(ours).item() for key, ours in _METRICS.items()}
         return value, metrics
 
     return loss

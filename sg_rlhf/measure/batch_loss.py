@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from sg_rlhf.algo.policy_loss import policy_loss_terms
+from sg_rlhf.algo.policy_loss import LossSettings, policy_loss
 from sg_rlhf.algo.token_weights import token_weights
 from sg_rlhf.algo.weightings import TokenContext, Uniform, Weighting
 from sg_rlhf.measure.checkpoint import PASS_TOKENS, Responses, passes, responses
@@ -21,7 +21,7 @@ UNIFORM = Uniform()
 
 @dataclass(frozen=True)
 class Surrogate:
-    """The clipped surrogate of a run (see ``policy_loss_terms``); the paper's clip by default."""
+    """The clipped surrogate of a run (see ``policy_loss``); the paper's clip by default."""
 
     weights: Weighting = UNIFORM
     eps_low: float = 0.2
@@ -114,19 +114,20 @@ class BatchLoss:
         if self._surrogate is None or self._held is None:
             return -log_probs_BT.sum() / self._batch.tokens
         held = self._held[number]
-        return policy_loss_terms(
+        return policy_loss(
             log_probs_BT,
             held.old_log_probs_BT,
             held.advantages_BT,
             passed.mask_BT,
-            UNIFORM,
-            self._surrogate.eps_low,
-            self._surrogate.eps_high,
-            self._surrogate.dual_clip,
-            token_level_loss=self._surrogate.token_level,
-            batch_num_tokens=self._batch.tokens,
-            global_batch_size=len(self._batch.rows),
-            token_coef_BT=held.coefficient_BT,
+            LossSettings(
+                UNIFORM,
+                self._surrogate.eps_low,
+                self._surrogate.eps_high,
+                self._surrogate.dual_clip,
+                aggregation="token-mean" if self._surrogate.token_level else "seq-mean",
+            ),
+            total=self._batch.tokens if self._surrogate.token_level else len(self._batch.rows),
+            coefficient=held.coefficient_BT,
         ).loss
 
     def _hold(

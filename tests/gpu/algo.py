@@ -22,7 +22,7 @@ from sg_rlhf.algo.advantages import group_advantages
 from sg_rlhf.algo.kl import ESTIMATORS, kl_estimate
 from sg_rlhf.algo.objectives import OBJECTIVES, check_objective, make_objective
 from sg_rlhf.algo.parameters import ParameterError
-from sg_rlhf.algo.policy_loss import policy_loss_terms
+from sg_rlhf.algo.policy_loss import LossSettings, policy_loss
 from sg_rlhf.algo.rollout_correction import RolloutCorrectionConfig, rollout_correction
 from sg_rlhf.algo.token_weights import token_weights
 from sg_rlhf.algo.weightings import WEIGHTINGS, TokenContext, Weighting, make_weighting, token_keys
@@ -129,12 +129,14 @@ def pairs() -> Iterator[tuple[str, Weighting, str]]:
                 yield name, weighting, objective
 
 
-def loss_of(batch: Batch, weighting: Weighting, objective: str, **options: Any) -> Any:
+def loss_of(
+    batch: Batch, weighting: Weighting, objective: str, *, dual_clip: float | None = None
+) -> Any:
     """(leaf, terms) of a batch."""
     leaf = batch.log_probs.clone().requires_grad_()
-    terms = policy_loss_terms(
-        leaf, batch.old_log_probs, batch.advantages, batch.mask, weighting, *EPS,
-        objective=objective, context=batch.context(), **options,
+    terms = policy_loss(
+        leaf, batch.old_log_probs, batch.advantages, batch.mask,
+        LossSettings(weighting, *EPS, dual_clip, objective), context=batch.context(),
     )  # fmt: skip
     return leaf, terms
 

@@ -4,7 +4,7 @@
     PYTHONPATH=. .cache/integrations/bin/python tests/integration/other_trainers.py [TRAINER]
 
 A line of JSON for each case: the difference of the losses, and the largest difference of the
-gradients as a share of the largest entry. ``against`` is ``token_loss``, or the trainer's own loss
+gradients as a share of the largest entry. ``against`` is ``policy_loss``, or the trainer's own loss
 where the adapter has the weighting ``uniform``.
 """
 
@@ -24,9 +24,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sg_rlhf.algo import token_loss
-from sg_rlhf.algo.aggregation import aggregate
+from sg_rlhf.algo.aggregation import aggregate, prompt_token_counts
 from sg_rlhf.algo.kl import kl_estimate
+from sg_rlhf.algo.policy_loss import LossSettings, policy_loss
 from sg_rlhf.algo.token_weights import token_weights
 from sg_rlhf.algo.weightings import Weighting, make_weighting
 
@@ -37,7 +37,7 @@ LOSSES: list[tuple[str, dict[str, Any], str]] = [
     ("grpo_sg", {"placement": "outside"}, "cispo"),
     ("reverse", {"placement": "outside"}, "sapo"),
 ]
-#: The name of the mean in verl and Molt -> in token_loss.
+#: The name of the mean in verl and Molt -> in policy_loss.
 MEANS = {
     "token-mean": "token-mean",
     "seq-mean-token-mean": "seq-mean",
@@ -86,11 +86,14 @@ def on_batch(loss_of: Callable[..., Tensor], *arguments: Any, **options: Any) ->
     return loss.detach(), torch.autograd.grad(loss, batch.log_probs)[0]
 
 
-def ours(batch: Batch, weighting: str | Weighting, **options: Any) -> Tensor:
-    return token_loss(
-        batch.log_probs, batch.old_log_probs, batch.advantages, batch.mask, weighting,
-        prompts=PROMPTS, **EPS, **options,
-    )  # fmt: skip
+def ours(
+    batch: Batch, weighting: str | Weighting, *, total: float | None = None, **options: Any
+) -> Tensor:
+    return policy_loss(
+        batch.log_probs, batch.old_log_probs, batch.advantages, batch.mask,
+        LossSettings(weighting, **EPS, **options),
+        total=total, prompt_tokens=prompt_token_counts(batch.mask, PROMPTS),
+    ).loss  # fmt: skip
 
 
 def losses() -> Iterator[tuple[str, Weighting, str]]:
@@ -125,7 +128,7 @@ def verl() -> None:
         for mean in means:
             options = {"objective": objective, "aggregation": MEANS[mean], "dual_clip": 10.0}
             expected = on_batch(ours, weighting, **options)
-            row("verl", case, mean, on_batch(loss_of, "case", mean), "token_loss", expected)
+            row("verl", case, mean, on_batch(loss_of, "case", mean), "policy_loss", expected)
     own = "verl's vanilla"
     for mean in (*means, "seq-mean-token-sum"):
         expected = on_batch(loss_of, "vanilla", mean)
@@ -163,7 +166,7 @@ def molt() -> None:
         for mean, aggregation in MEANS.items():
             expected = on_batch(ours, weighting, objective=objective, aggregation=aggregation)
             theirs = on_batch(loss_of, f"case{number}", mean)
-            row("Molt", case, mean, theirs, "token_loss", expected)
+            row("Molt", case, mean, theirs, "policy_loss", expected)
     for mean in MEANS:
         expected = on_batch(loss_of, "ppo", mean)
         theirs = on_batch(loss_of, "uniform", mean)
@@ -171,7 +174,7 @@ def molt() -> None:
     replace_ppo()
     theirs = on_batch(loss_of, "ppo", "token-mean", dual_clip=3.0)
     expected = on_batch(ours, "grpo_sg", dual_clip=3.0)
-    row("Molt", "grpo_sg inside, as ppo", "token-mean", theirs, "token_loss", expected)
+    row("Molt", "grpo_sg inside, as ppo", "token-mean", theirs, "policy_loss", expected)
 
 
 #: Losses and their totals for trainers that have the token-mean alone.
@@ -185,7 +188,7 @@ def on_tokens(trainer: str, loss_of: Callable[[Batch, str, dict[str, Any], str],
         expected = on_batch(ours, weighting, objective=objective, total=TOKENS)
         case = f"{name} {weighting.placement}, {objective}"
         theirs = on_batch(loss_of, name, parameters, objective)
-        row(trainer, case, "token-mean", theirs, "token_loss", expected)
+        row(trainer, case, "token-mean", theirs, "policy_loss", expected)
 
 
 def tinker() -> None:
@@ -222,7 +225,9 @@ def tinker() -> None:
                 for i, n in enumerate(lengths)
             ]
         )
-        loss = make_loss(make_weighting(name, parameters), objective, total=TOKENS, **EPS)
+        loss = make_loss(
+            LossSettings(make_weighting(name, parameters), objective=objective, **EPS), total=TOKENS
+        )
         found = TrainingClient._compute_custom_loss(data, loss, answer)
         gradient = torch.zeros_like(batch.mask, dtype=torch.float32)
         for i, datum in enumerate(found.data):
@@ -238,7 +243,7 @@ def tinker() -> None:
             case,
             "token-mean",
             result_of(name, parameters, objective),
-            "token_loss",
+            "policy_loss",
             expected,
         )
 
@@ -363,16 +368,14 @@ def trl() -> None:
             "grpo": len(mask) * steps, "bnpo": int(mask.sum()) * steps, "dapo": tokens,
             "dr_grpo": len(mask) * longest * steps,
         }[loss_type]  # fmt: skip
-        loss = token_loss(
-            log_probs, old_log_probs, advantages, mask, weighting,
-            objective=objective, aggregation=level, total=total, **EPS,
-        )  # fmt: skip
+        settings = LossSettings(weighting, objective=objective, aggregation=level, **EPS)
+        loss = policy_loss(log_probs, old_log_probs, advantages, mask, settings, total=total).loss
         if beta:
             assert isinstance(weighting, Weighting)
             weights = token_weights(log_probs, weighting, mask)
             kl = kl_estimate(log_probs, ref_log_probs, weights, "wk3")
             kl = kl * (log_probs - old_log_probs).exp()
-            loss = loss + beta * aggregate(kl, mask, batch_num_tokens=total)
+            loss = loss + beta * aggregate(kl, mask, total=total)
         return gradient(policy, loss)
 
     assert token_weights(sampled, make_weighting("grpo_sg"), mask)[mask != 0].std() > 0.1
@@ -380,11 +383,13 @@ def trl() -> None:
         options = {"weighting": weighting, "objective": objective}
         for loss_type in ("dapo", "grpo", "bnpo", "dr_grpo"):
             found = theirs(GRPOSGTrainer, loss_type, **options)
-            row("TRL", case, loss_type, found, "token_loss", expected(*options.values(), loss_type))
+            row(
+                "TRL", case, loss_type, found, "policy_loss", expected(*options.values(), loss_type)
+            )
     weighting = make_weighting("grpo_sg")
     found = theirs(GRPOSGTrainer, "dapo", beta=0.04, weighting=weighting)
     wanted = expected(weighting, "ppo", "dapo", beta=0.04)
-    row("TRL", "grpo_sg inside, ppo, weighted KL", "dapo", found, "token_loss", wanted)
+    row("TRL", "grpo_sg inside, ppo, weighted KL", "dapo", found, "policy_loss", wanted)
     for beta in (0.0, 0.04):
         for loss_type in ("dapo", "grpo"):
             found = theirs(GRPOSGTrainer, loss_type, beta=beta, weighting="uniform")

@@ -134,7 +134,7 @@ def clip_levels(
         cfg: the token weighting.
         eps_low: lower clip range.
         eps_high: upper clip range.
-        dual_clip: see :func:`~sg_rlhf.algo.policy_loss.policy_loss_terms`.
+        dual_clip: see :func:`~sg_rlhf.algo.policy_loss.policy_loss`.
 
     Returns:
         One entry per limit, whether or not a weight reaches it; none with the weight outside.

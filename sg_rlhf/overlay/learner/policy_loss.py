@@ -2,7 +2,7 @@
 
 :class:`PolicyLossWithStatistics` has the signature of upstream's ``PolicyLoss``. For upstream's own
 loss types it calls that module and adds statistics; for ours it calls
-:func:`sg_rlhf.algo.policy_loss.policy_loss_terms`. Either way it refuses a loss that is not finite
+:func:`sg_rlhf.algo.policy_loss.policy_loss`. Either way it refuses a loss that is not finite
 before backward, so that no optimizer step is taken on it.
 """
 
@@ -28,12 +28,13 @@ from sg_rlhf.algo.lopti import in_pass
 from sg_rlhf.algo.nonfinite import rows_not_finite
 from sg_rlhf.algo.objectives import Objective
 from sg_rlhf.algo.objectives.ppo import WeightedPPO
-from sg_rlhf.algo.policy_loss import policy_loss_terms
+from sg_rlhf.algo.policy_loss import LossSettings, policy_loss
 from sg_rlhf.algo.rollout_correction import RolloutCorrectionConfig, rollout_correction
 from sg_rlhf.algo.token_weights import token_weights, weight_shift
 from sg_rlhf.algo.weightings import TokenContext, Uniform, Weighting, token_keys
-from sg_rlhf.config.upstream_flags import KL_ESTIMATORS, POLICY_LOSS_TYPES
+from sg_rlhf.config.upstream_flags import KL_ESTIMATORS, POLICY_LOSS_TYPES, PROMPT_MEAN
 from sg_rlhf.config.weighting_resolution import built_objective, built_weighting
+from sg_rlhf.overlay.learner.replay_buffer import Denominators
 from sg_rlhf.overlay.reporting.errors import NonFiniteError
 
 
@@ -62,6 +63,18 @@ def token_context(experience: Any, weighting: Weighting) -> TokenContext:
         keys=keys,
         engine_log_probs=experience.rollout_log_probs,
     )
+
+
+def aggregation_of(args: Any, token_level: bool) -> str:
+    """The mean of the policy loss.
+
+    Args:
+        args: upstream's nested namespace with ``sg``.
+        token_level: whether upstream takes the mean over tokens.
+    """
+    if args.actor.loss_agg_mode == PROMPT_MEAN:
+        return PROMPT_MEAN
+    return "token-mean" if token_level else "seq-mean"
 
 
 class PolicyLossWithStatistics(nn.Module):
@@ -105,6 +118,14 @@ class PolicyLossWithStatistics(nn.Module):
         if self.is_ours:
             self.objective = built_objective(args.actor.policy_loss_type, args.sg.objective)
             self.weighting = weighting_of(args)
+        self.settings = LossSettings(
+            self.weighting,
+            upstream_loss.clip_eps_low,
+            upstream_loss.clip_eps_high,
+            upstream_loss.dual_clip,
+            self.objective,
+            aggregation_of(args, upstream_loss.token_level_loss),
+        )
         self.correction = RolloutCorrectionConfig(
             level=upstream_loss.is_correction_level,
             mode=upstream_loss.is_correction_mode,
@@ -154,7 +175,7 @@ class PolicyLossWithStatistics(nn.Module):
         advantages: torch.Tensor,
         action_mask: torch.Tensor,
         rollout_log_probs: torch.Tensor | None = None,
-        **batch_info: Any,
+        denominators: Denominators | None = None,
     ) -> tuple[Any, ...]:
         """The policy loss of a micro-batch, with upstream's signature.
 
@@ -164,7 +185,7 @@ class PolicyLossWithStatistics(nn.Module):
             advantages: [B, T].
             action_mask: [B, T], not 0 at response tokens.
             rollout_log_probs: [B, T], of the rollout engine; None where it gave none.
-            **batch_info: :attr:`.replay_buffer.MicroBatch.loss_info`.
+            denominators: of the optimizer step; None for those of this batch.
 
         Returns:
             (loss, clip_ratio, ppo_kl, vllm_kl, is_filter_ratio), scalars; the last two are None
@@ -173,7 +194,7 @@ class PolicyLossWithStatistics(nn.Module):
         Raises:
             NonFiniteError: the loss is not finite, and ``on_nonfinite`` is not set.
         """
-        loss = self.upstream_loss
+        loss, denominators = self.upstream_loss, denominators or Denominators()
         if old_log_probs is None:
             old_log_probs = log_probs.detach()
             self.context = dataclasses.replace(self.context, old_log_probs=old_log_probs)
@@ -189,33 +210,28 @@ class PolicyLossWithStatistics(nn.Module):
             self.active_BT = in_pass(old_log_probs, self._lopti_threshold, self.lopti_pass)
         # With a stock loss only its statistics are wanted, so that runs can be compared.
         with torch.set_grad_enabled(self.is_ours and torch.is_grad_enabled()):
-            terms = policy_loss_terms(
+            output = policy_loss(
                 log_probs,
                 old_log_probs,
                 advantages,
                 action_mask,
-                self.weighting,
-                loss.clip_eps_low,
-                loss.clip_eps_high,
-                loss.dual_clip,
-                token_level_loss=loss.token_level_loss,
-                mean_weight=self.mean_weight,
-                token_coef_BT=coefficient,
-                objective=self.objective,
-                context=self.context,
-                active_BT=self.active_BT,
-                **batch_info,
+                self.settings,
+                total=denominators.total(self.settings.aggregation),
+                prompt_tokens=denominators.prompt_tokens_B,
+                coefficient=coefficient,
+                active=self.active_BT,
+                context=dataclasses.replace(self.context, mean_weight=self.mean_weight),
             )
-        self._add(terms.statistics)
+        self._add(output.statistics)
         if rollout_log_probs is not None:
             self._add(self._mismatch(old_log_probs, rollout_log_probs, advantages, action_mask))
         self._mask_BT = action_mask
         if self.is_ours:
-            self.weights_BT = terms.weights_BT
+            self.weights_BT = output.weights_BT
             result: tuple[Any, ...] = (
-                terms.loss,
-                terms.statistics.mean("clip_ratio"),
-                terms.statistics.mean("ppo_kl"),
+                output.loss * denominators.ranks,
+                output.statistics.mean("clip_ratio"),
+                output.statistics.mean("ppo_kl"),
                 correction.get("vllm_kl"),
                 correction.get("is_filter_ratio"),
             )
@@ -226,7 +242,9 @@ class PolicyLossWithStatistics(nn.Module):
                 advantages,
                 action_mask=action_mask,
                 rollout_log_probs=rollout_log_probs,
-                **batch_info,
+                dp_size=denominators.ranks,
+                batch_num_tokens=denominators.tokens,
+                global_batch_size=denominators.responses,
             )
         # A log-prob that is not finite makes the loss so too: its ratio to itself is NaN.
         if not bool(torch.isfinite(result[0])):

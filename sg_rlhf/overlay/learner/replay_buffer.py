@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from dataclasses import dataclass
 from typing import Any
@@ -21,11 +22,54 @@ from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer
 from openrlhf.utils.vlm_utils import merge_mm_train_inputs
 from torch.utils.data import DataLoader
 
+from sg_rlhf.algo.aggregation import aggregate
 from sg_rlhf.config.upstream_flags import PROMPT_MEAN
 from sg_rlhf.overlay.learner import micro_batches
 
 #: [optimizer step][micro-batch][sample] -> index in the replay buffer.
 Steps = list[list[list[int]]]
+
+
+@dataclass(frozen=True)
+class Denominators:
+    """What the losses of a micro-batch divide by: totals of its whole optimizer step, on all ranks.
+
+    Attributes:
+        ranks: data-parallel ranks. They average their gradients, so each loss is multiplied by it.
+        tokens: response tokens, divided by :attr:`UpdateBatching.accumulation`.
+        responses: responses that have a token, divided in the same way.
+        prompts: prompts that have a token, divided in the same way; with ``prompt-mean`` only.
+        prompt_tokens_B: [B], response tokens of each sample's prompt; with ``prompt-mean`` only.
+    """
+
+    ranks: int = 1
+    tokens: torch.Tensor | float | None = None
+    responses: torch.Tensor | float | None = None
+    prompts: torch.Tensor | float | None = None
+    prompt_tokens_B: torch.Tensor | None = None
+
+    def total(self, aggregation: str) -> torch.Tensor | float | None:
+        """What a mean divides by."""
+        if aggregation == "token-mean":
+            return self.tokens
+        return self.responses if aggregation == "seq-mean" else self.prompts
+
+    def mean(self, values_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+        """This rank's share of the mean over the step's tokens; with ``prompt-mean`` over prompts.
+
+        Args:
+            values_BT: [B, T].
+            mask_BT: [B, T], not 0 on the tokens that count.
+        """
+        aggregation = "token-mean" if self.prompt_tokens_B is None else PROMPT_MEAN
+        share = aggregate(
+            values_BT,
+            mask_BT,
+            aggregation,
+            total=self.total(aggregation),
+            prompt_tokens=self.prompt_tokens_B,
+        )
+        return share * self.ranks
 
 
 @dataclass(frozen=True)
@@ -37,12 +81,7 @@ class MicroBatch:
         step: index of the optimizer step in the epoch.
         index: index of the micro-batch in its optimizer step.
         count: micro-batches of that optimizer step on this rank.
-        loss_info: the denominators of upstream's losses. ``dp_size``: ranks.
-            ``batch_num_tokens`` and ``global_batch_size``: response tokens, and samples that have
-            one, of the whole optimizer step on all ranks, divided by
-            :attr:`UpdateBatching.accumulation`. With ``actor.loss_agg_mode=prompt-mean``
-            ``global_batch_size`` counts the prompts with a response token, and
-            ``prompt_tokens_B`` [B] has the response tokens of each sample's prompt.
+        denominators: of the losses.
         aux_loss_scale: this micro-batch's share of the optimizer step's samples, times ranks and
             accumulation: 1 where all micro-batches have the same number of samples.
     """
@@ -51,7 +90,7 @@ class MicroBatch:
     step: int
     index: int
     count: int
-    loss_info: dict[str, Any]
+    denominators: Denominators
     aux_loss_scale: float
 
     @property
@@ -182,21 +221,22 @@ class UpdateBatching:
         micro_batches = []
         for number, step in enumerate(steps):
             tokens, non_empty, samples = counts[number]
-            loss_info = {
-                "dp_size": ranks,
-                "batch_num_tokens": tokens / self.accumulation,
-                "global_batch_size": non_empty / self.accumulation,
-            }
+            denominators = Denominators(
+                ranks, tokens / self.accumulation, non_empty / self.accumulation
+            )
             for index, indices in enumerate(step):
                 share = len(indices) * ranks * self.accumulation / float(samples)
                 items = [buffer.items[i] for i in indices]
-                info = dict(loss_info)
+                of_batch = denominators
                 if per_prompt is not None:
                     tokens_P = per_prompt[number]
-                    info["global_batch_size"] = (tokens_P > 0).sum() / self.accumulation
-                    info["prompt_tokens_B"] = tokens_P[[self._prompt(item) for item in items]]
+                    of_batch = dataclasses.replace(
+                        denominators,
+                        prompts=(tokens_P > 0).sum() / self.accumulation,
+                        prompt_tokens_B=tokens_P[[self._prompt(item) for item in items]],
+                    )
                 micro_batches.append(
-                    MicroBatch(items, number, index, len(step), info, aux_loss_scale=share)
+                    MicroBatch(items, number, index, len(step), of_batch, aux_loss_scale=share)
                 )
         return micro_batches
 

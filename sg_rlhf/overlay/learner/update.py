@@ -28,7 +28,6 @@ from openrlhf.models.utils import masked_mean
 from tqdm import tqdm
 
 from sg_rlhf.algo import lopti
-from sg_rlhf.algo.aggregation import aggregate
 from sg_rlhf.algo.weightings.top_entropy import TopEntropy
 from sg_rlhf.overlay.learner import (
     gradient_check,
@@ -316,7 +315,7 @@ class SGActorPPOTrainer(SyncTrainer):
             experience.advantages,
             action_mask=mask_BT,
             rollout_log_probs=experience.rollout_log_probs,
-            **micro_batch.loss_info,
+            denominators=micro_batch.denominators,
         )
         loss, losses = policy_loss, {"policy_loss": policy_loss.detach()}
         info["ppo_clip_ratio"], info["ppo_kl"] = clip_ratio.detach(), ppo_kl.detach()
@@ -324,14 +323,14 @@ class SGActorPPOTrainer(SyncTrainer):
             info["vllm_kl"], info["is_filter_ratio"] = vllm_kl.detach(), is_filter_ratio.detach()
         if args.algo.kl.use_loss:
             kl_BT, difference_BT = self._kl_of_tokens(log_probs_BT, experience)
-            kl_loss = aggregate(kl_BT, mask_BT, **micro_batch.loss_info)
+            kl_loss = micro_batch.denominators.mean(kl_BT, mask_BT)
             losses["kl"] = kl_loss.detach()
             info["kl"] = losses["kl"]
             info["logprobs_diff"] = masked_mean(difference_BT, mask_BT).detach()
             loss = loss + kl_loss * kl_ctl
         if args.sg.kl_to_engine > 0:
             kl_BT = self._kl(log_probs_BT, experience.rollout_log_probs, kl_estimator="k3")
-            engine_kl = aggregate(kl_BT, mask_BT, **micro_batch.loss_info)
+            engine_kl = micro_batch.denominators.mean(kl_BT, mask_BT)
             losses["engine_kl"] = engine_kl.detach()
             loss = loss + engine_kl * args.sg.kl_to_engine
         if self.aux_loss:
@@ -339,7 +338,7 @@ class SGActorPPOTrainer(SyncTrainer):
             loss = loss + aux_loss * micro_batch.aux_loss_scale
         if args.actor.entropy_coef is not None:
             entropy_BT = self._entropy_BT = output.entropy[:, -mask_BT.shape[1] :]
-            entropy = aggregate(entropy_BT, mask_BT, **micro_batch.loss_info)
+            entropy = micro_batch.denominators.mean(entropy_BT, mask_BT)
             losses["entropy_loss"] = entropy.detach()
             if args.actor.entropy_coef != 0:
                 loss = loss - entropy * args.actor.entropy_coef
@@ -377,8 +376,9 @@ class SGActorPPOTrainer(SyncTrainer):
         means = {**sample_metrics(experience), **losses}
         if num_tokens:
             # From a share of the step's mean to the mean over this micro-batch's tokens.
-            info = micro_batch.loss_info
-            tokens_per_rank = float(info["batch_num_tokens"]) / info["dp_size"]
+            step = micro_batch.denominators
+            assert step.tokens is not None
+            tokens_per_rank = float(step.tokens) / step.ranks
             means |= {k: loss * tokens_per_rank / num_tokens for k, loss in losses.items()}
         latest = {"actor_lr": float(self.actor_scheduler.get_last_lr()[0])}
         return MicroBatchMetrics(means, latest, num_tokens, len(experience.action_mask))

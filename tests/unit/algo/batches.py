@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from hypothesis import settings
 from torch import Tensor
 
+from sg_rlhf.algo.policy_loss import policy_loss
 from sg_rlhf.algo.weightings import GrpoSG, Uniform
 from sg_rlhf.algo.weightings.reverse import Reverse
 
@@ -22,7 +24,7 @@ QUOTIENT = GrpoSG(form="quotient", tau=0.3, lower=0.6, upper=1.4)
 
 @dataclass(frozen=True)
 class Batch:
-    """Four [B, T] tensors in the order of ``sg_policy_loss``; ``log_probs`` requires a gradient."""
+    """Four [B, T] tensors in the order of ``policy_loss``; ``log_probs`` requires a gradient."""
 
     log_probs: Tensor
     old_log_probs: Tensor
@@ -71,6 +73,12 @@ def random_batch(
         advantages.to(dtype),
         mask.to(mask_dtype),
     )
+
+
+def loss_and_metrics(*arguments: Any, **options: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss of ``policy_loss``, and the metrics of its statistics."""
+    output = policy_loss(*arguments, **options)
+    return output.loss, output.statistics.metric_tensors()
 
 
 def gradient(loss: Tensor, log_probs: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from sg_rlhf.algo.advantages import (
     max_surrogate,
     population_std_correction,
 )
-from sg_rlhf.algo.policy_loss import sg_policy_loss
+from sg_rlhf.algo.policy_loss import LossSettings, policy_loss
 from tests.unit.algo.batches import PROPERTY, UNIFORM, WIDE
 
 
@@ -159,9 +159,9 @@ def surrogate(log_ratio: float, advantage: float, cfg, dual_clip=None, log_p=-0.
     log_probs = torch.tensor([[log_p]], dtype=torch.float64)
     advantages = torch.tensor([[advantage]], dtype=torch.float64)
     mask = torch.ones(1, 1, dtype=torch.bool)
-    loss, _ = sg_policy_loss(
-        log_probs, log_probs - log_ratio, advantages, mask, cfg, 0.2, 0.24, dual_clip
-    )
+    loss = policy_loss(
+        log_probs, log_probs - log_ratio, advantages, mask, LossSettings(cfg, 0.2, 0.24, dual_clip)
+    ).loss
     return -loss.item()
 
 

@@ -17,7 +17,7 @@ from sg_rlhf.algo.analysis.token_statistics import TokenStatistics
 from sg_rlhf.algo.lopti import PASSES, in_pass
 from sg_rlhf.algo.objectives import OBJECTIVES, Objective, make_objective
 from sg_rlhf.algo.parameters import ParameterError
-from sg_rlhf.algo.policy_loss import policy_loss_terms
+from sg_rlhf.algo.policy_loss import LossSettings, policy_loss
 from sg_rlhf.algo.token_weights import token_weights, weight_sum_and_count
 from sg_rlhf.algo.weightings import (
     WEIGHTINGS,
@@ -265,9 +265,12 @@ CASES = {
 by_name = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 
-def terms_of(case, batch, context, eps=EPS, **options):
-    return policy_loss_terms(
-        *batch.tensors, case.cfg, *eps, objective=case.objective, context=context, **options
+def terms_of(case, batch, context, eps=EPS, mean="token-mean", **options):
+    return policy_loss(
+        *batch.tensors,
+        LossSettings(case.cfg, *eps, objective=case.objective, aggregation=mean),
+        context=context,
+        **options,
     )
 
 
@@ -282,9 +285,9 @@ def test_every_name_of_the_registries_is_tested():
 
 @by_name
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("token_level", [True, False])
-def test_switched_off_it_is_upstream_grpo_bit_for_bit(case, dtype, token_level):
-    theirs = upstream.policy_loss_class()(*case.off_eps, token_level_loss=token_level)
+@pytest.mark.parametrize("mean", ["token-mean", "seq-mean"])
+def test_switched_off_it_is_upstream_grpo_bit_for_bit(case, dtype, mean):
+    theirs = upstream.policy_loss_class()(*case.off_eps, token_level_loss=mean == "token-mean")
     for seed in range(3):
         batch = random_batch(seed, dtype=dtype)
         context = context_of(batch)
@@ -293,10 +296,11 @@ def test_switched_off_it_is_upstream_grpo_bit_for_bit(case, dtype, token_level):
         if case.on_policy:
             batch = batch.with_(old_log_probs=batch.log_probs.detach().clone())
         expected = theirs(*batch.tensors)[0]
-        terms = policy_loss_terms(
-            *batch.tensors, case.off, *case.off_eps, context=context,
-            objective=case.off_objective or case.objective, token_level_loss=token_level,
+        settings = LossSettings(
+            case.off, *case.off_eps, objective=case.off_objective or case.objective,
+            aggregation=mean,
         )  # fmt: skip
+        terms = policy_loss(*batch.tensors, settings, context=context)
         assert same_bits(terms.loss, expected)
         assert same_bits(gradient(terms.loss, batch.log_probs), gradient(expected, batch.log_probs))
 
@@ -320,7 +324,7 @@ def test_gradient_is_the_closed_form(case):
         batch = random_batch(seed, rows=12, tokens=20)
         context = context_of(batch, seed)
         terms = terms_of(case, batch, context)
-        plain = policy_loss_terms(*batch.tensors, UNIFORM, *EPS)
+        plain = policy_loss(*batch.tensors, LossSettings(UNIFORM, *EPS))
         actual = -gradient(terms.loss, batch.log_probs) * batch.mask.sum()
         tokens = batch.mask.sum()
         difference = actual + gradient(plain.loss, batch.log_probs) * tokens
@@ -344,33 +348,28 @@ def test_gradient_is_the_closed_form(case):
 @by_name
 @pytest.mark.parametrize("mean", AGGREGATIONS)
 @pytest.mark.parametrize("cuts", [[8], [1] * 8, [3, 1, 4]], ids=str)
-def test_micro_batches_and_ranks_add_up(case, mean, cuts):
+def test_micro_batches_add_up(case, mean, cuts):
     batch = random_batch(1)
     context = context_of(batch)
-    totals = {
-        "token_level_loss": mean == "token-mean",
-        "batch_num_tokens": batch.mask.sum(),
-        "global_batch_size": batch.mask.any(-1).sum(),
-    }
+    totals = {"total": batch.mask.sum() if mean == "token-mean" else batch.mask.any(-1).sum()}
     counts = None
     if mean == "prompt-mean":
         prompts = torch.tensor([7, 3, 7, 3, 3, 9, 7, 9])  # cuts split their responses
-        counts = totals["prompt_tokens_B"] = prompt_token_counts(batch.mask, prompts)
-        totals["global_batch_size"] = 3
-    whole = terms_of(case, batch, context, **totals)
-    for ranks in (1, 2):
-        loss, slope, statistics, start = 0.0, 0.0, TokenStatistics.zeros(), 0
-        for size in cuts:
-            rows = slice(start, start + size)
-            if counts is not None:
-                totals["prompt_tokens_B"] = counts[rows]
-            part = terms_of(case, batch.rows(rows), rows_of(context, rows), dp_size=ranks, **totals)
-            loss, statistics = loss + part.loss / ranks, statistics + part.statistics
-            slope = slope + gradient(part.loss, batch.log_probs) / ranks
-            start += size
-        assert loss.item() == pytest.approx(whole.loss.item(), rel=1e-12)
-        assert torch.allclose(slope, gradient(whole.loss, batch.log_probs), rtol=1e-12, atol=1e-15)
-        assert torch.allclose(statistics.sums, whole.statistics.sums, rtol=1e-12, atol=1e-12)
+        counts = totals["prompt_tokens"] = prompt_token_counts(batch.mask, prompts)
+        totals["total"] = 3
+    whole = terms_of(case, batch, context, mean=mean, **totals)
+    loss, slope, statistics, start = 0.0, 0.0, TokenStatistics.zeros(), 0
+    for size in cuts:
+        rows = slice(start, start + size)
+        if counts is not None:
+            totals["prompt_tokens"] = counts[rows]
+        part = terms_of(case, batch.rows(rows), rows_of(context, rows), mean=mean, **totals)
+        loss, statistics = loss + part.loss, statistics + part.statistics
+        slope = slope + gradient(part.loss, batch.log_probs)
+        start += size
+    assert loss.item() == pytest.approx(whole.loss.item(), rel=1e-12)
+    assert torch.allclose(slope, gradient(whole.loss, batch.log_probs), rtol=1e-12, atol=1e-15)
+    assert torch.allclose(statistics.sums, whole.statistics.sums, rtol=1e-12, atol=1e-12)
 
 
 @by_name
@@ -462,16 +461,16 @@ def test_the_two_passes_share_the_tokens(threshold):
     assert torch.equal(low, batch.old_log_probs.exp() < threshold)
 
 
-@pytest.mark.parametrize("token_level", [True, False])
-def test_gradients_of_the_two_passes_add_up_to_grpo(token_level):
+@pytest.mark.parametrize("mean", ["token-mean", "seq-mean"])
+def test_gradients_of_the_two_passes_add_up_to_grpo(mean):
     """At the same parameters; the second pass of a run is made at those after the first."""
     batch = random_batch(0)
-    options = {"token_level_loss": token_level}
-    whole = policy_loss_terms(*batch.tensors, UNIFORM, *EPS, **options)
+    settings = LossSettings(UNIFORM, *EPS, aggregation=mean)
+    whole = policy_loss(*batch.tensors, settings)
     parts = []
     for name in PASSES:
         active = in_pass(batch.old_log_probs, 0.5, name)
-        terms = policy_loss_terms(*batch.tensors, UNIFORM, *EPS, active_BT=active, **options)
+        terms = policy_loss(*batch.tensors, settings, active=active)
         slope = gradient(terms.loss, batch.log_probs)
         assert torch.equal(slope[~active], torch.zeros_like(slope[~active]))
         assert terms.statistics["tokens"] == (active & batch.mask).sum() > 0
@@ -486,10 +485,10 @@ def test_gradients_of_the_two_passes_add_up_to_grpo(token_level):
 
 def test_a_pass_of_every_token_is_grpo_bit_for_bit():
     batch = random_batch(0, dtype=torch.float32)
-    whole = policy_loss_terms(*batch.tensors, UNIFORM, *EPS)
+    whole = policy_loss(*batch.tensors, LossSettings(UNIFORM, *EPS))
     for threshold, name in ((0.0, "rest"), (1.5, "low")):
         active = in_pass(batch.old_log_probs, threshold, name)
-        terms = policy_loss_terms(*batch.tensors, UNIFORM, *EPS, active_BT=active)
+        terms = policy_loss(*batch.tensors, LossSettings(UNIFORM, *EPS), active=active)
         assert same_bits(terms.loss, whole.loss)
         assert same_bits(
             gradient(terms.loss, batch.log_probs), gradient(whole.loss, batch.log_probs)
@@ -592,7 +591,7 @@ def test_the_engines_probability_must_be_there():
 )  # fmt: skip
 def test_bad_objectives_are_refused(name, cfg, message):
     with pytest.raises(ParameterError, match=message):
-        policy_loss_terms(*random_batch(0).tensors, cfg, *EPS, objective=name)
+        policy_loss(*random_batch(0).tensors, LossSettings(cfg, *EPS, objective=name))
 
 
 @pytest.mark.parametrize(
@@ -614,9 +613,8 @@ def test_normalised_random_weights_have_mean_one_over_shards():
     context = context_of(batch)
     cfg = make_weighting("random", {"normalize": "batch_mean"})
     total, count = weight_sum_and_count(batch.log_probs, cfg, batch.mask, context=context)
-    weights = token_weights(
-        batch.log_probs, cfg, batch.mask, mean_weight=total / count, context=context
-    )
+    context = replace(context, mean_weight=total / count)
+    weights = token_weights(batch.log_probs, cfg, batch.mask, context=context)
     assert weights[batch.mask].mean().item() == pytest.approx(1.0, abs=1e-12)
 
 
@@ -633,7 +631,7 @@ def test_negative_only_leaves_ppos_clip_where_it_is(positive, ratio, advantage, 
     log_probs = torch.tensor([[math.log(0.05 * ratio)]], dtype=torch.float64, requires_grad=True)
     old, a = torch.tensor([[math.log(0.05)]]).double(), torch.tensor([[advantage]]).double()
     cfg = make_weighting("negative_only", {"positive": positive})
-    terms = policy_loss_terms(log_probs, old, a, torch.ones(1, 1), cfg, *EPS)
+    terms = policy_loss(log_probs, old, a, torch.ones(1, 1), LossSettings(cfg, *EPS))
     weight = positive if advantage > 0 else 1.0
     expected = -weight * ratio * advantage if kept else 0.0
     assert gradient(terms.loss, log_probs).item() == pytest.approx(expected)
@@ -655,6 +653,8 @@ def test_ipo_masks_by_distance_in_both_directions(old_p, p, kept, advantage):
     log_probs = torch.tensor([[math.log(p)]], dtype=torch.float64, requires_grad=True)
     old, a = torch.tensor([[math.log(old_p)]]).double(), torch.tensor([[advantage]]).double()
     cfg = make_weighting("uniform", {"placement": "outside"})
-    terms = policy_loss_terms(log_probs, old, a, torch.ones(1, 1), cfg, *EPS, objective="ipo")
+    terms = policy_loss(
+        log_probs, old, a, torch.ones(1, 1), LossSettings(cfg, *EPS, objective="ipo")
+    )
     expected = -p / old_p * advantage if kept else 0.0
     assert gradient(terms.loss, log_probs).item() == pytest.approx(expected)

@@ -14,7 +14,7 @@ from sg_rlhf.algo.kl import ESTIMATORS, kl_estimate
 from sg_rlhf.algo.lopti import PASSES, in_pass
 from sg_rlhf.algo.objectives import OBJECTIVES
 from sg_rlhf.algo.parameters import ParameterError
-from sg_rlhf.algo.policy_loss import policy_loss_terms
+from sg_rlhf.algo.policy_loss import LossSettings, policy_loss
 from sg_rlhf.algo.rollout_correction import RolloutCorrectionConfig, rollout_correction
 from sg_rlhf.algo.token_weights import token_weights, weight_sum_and_count
 from sg_rlhf.algo.weightings import WEIGHTINGS, TokenContext, Weighting, make_weighting, token_keys
@@ -72,19 +72,12 @@ def test_the_loss_its_statistics_and_its_gradient(weighting: str, objective: str
     log_probs = real(dtype).requires_grad_()
     mask, old = real().bool(), real(dtype)
     with NoHostReads():
-        for options in (
-            {},
-            {
-                "dual_clip": 10.0,
-                "token_level_loss": False,
-                "token_coef_BT": real(),
-                "active_BT": in_pass(old, 0.5, PASSES[0]),
-                "context": a_context(threshold=True),
-            },
-        ):
-            options.setdefault("context", a_context(threshold=False))
-            terms = policy_loss_terms(
-                log_probs, old, real(dtype), mask, cfg, *EPS, objective=objective, **options
+        plain = LossSettings(cfg, *EPS, objective=objective)
+        clipped = dataclasses.replace(plain, dual_clip=10.0, aggregation="seq-mean")
+        part = {"coefficient": real(), "active": in_pass(old, 0.5, PASSES[0])}
+        for settings, threshold, options in ((plain, False, {}), (clipped, True, part)):
+            terms = policy_loss(
+                log_probs, old, real(dtype), mask, settings, context=a_context(threshold), **options
             )
             terms.loss.backward()
             terms.statistics.mean("clip_ratio")

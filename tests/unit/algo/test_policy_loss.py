@@ -12,13 +12,22 @@ import torch
 
 from sg_rlhf.algo.aggregation import aggregate
 from sg_rlhf.algo.analysis.token_statistics import SUM_NAMES, TokenStatistics
-from sg_rlhf.algo.policy_loss import policy_loss_terms, sg_policy_loss
+from sg_rlhf.algo.policy_loss import LossSettings, policy_loss
 from sg_rlhf.algo.rollout_correction import RolloutCorrectionConfig, rollout_correction
 from sg_rlhf.algo.token_weights import weight_sum_and_count
+from sg_rlhf.algo.weightings import TokenContext
 from sg_rlhf.algo.weightings.grpo_sg import GrpoSG
 from sg_rlhf.algo.weightings.uniform import Uniform
 from tests.unit.algo import upstream
-from tests.unit.algo.batches import PUBLISHED, UNIFORM, WIDE, gradient, random_batch, same_bits
+from tests.unit.algo.batches import (
+    PUBLISHED,
+    UNIFORM,
+    WIDE,
+    gradient,
+    loss_and_metrics,
+    random_batch,
+    same_bits,
+)  # fmt: skip
 
 # -- Where every weight is 1, the loss is upstream's PolicyLoss: same bits in value and gradient --
 
@@ -31,34 +40,36 @@ ONES = [
 EPS = (0.2, 0.24)
 
 
-def totals(batch, given):
+def totals(batch, given, mean):
+    """(upstream's arguments, the total of ours, the number of ranks)."""
     if given == "none":
-        return {}
-    tokens, size = batch.mask.sum(), len(batch.mask)
+        return {}, None, 1
+    tokens, size, ranks = batch.mask.sum(), len(batch.mask), 1
     if given == "tensor":
-        return {"dp_size": 4, "batch_num_tokens": tokens * 3, "global_batch_size": torch.tensor(19)}
-    return {
-        "dp_size": 1,
-        "batch_num_tokens": float(tokens) * 7,
-        "global_batch_size": float(size) * 5,
-    }
+        tokens, size, ranks = tokens * 3, torch.tensor(19), 4
+    else:
+        tokens, size = float(tokens) * 7, float(size) * 5
+    theirs = {"dp_size": ranks, "batch_num_tokens": tokens, "global_batch_size": size}
+    return theirs, tokens if mean == "token-mean" else size, ranks
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("token_level", [True, False])
+@pytest.mark.parametrize("mean", ["token-mean", "seq-mean"])
 @pytest.mark.parametrize("dual_clip", [None, 1.5, 10.0])
 @pytest.mark.parametrize("cfg", ONES, ids=lambda c: f"{c.name}-{c.placement}")
-def test_weight_one_is_upstream_bit_for_bit(dtype, token_level, dual_clip, cfg):
+def test_weight_one_is_upstream_bit_for_bit(dtype, mean, dual_clip, cfg):
+    token_level = mean == "token-mean"
     theirs = upstream.policy_loss_class()(*EPS, dual_clip=dual_clip, token_level_loss=token_level)
     for seed, mask_dtype, given in itertools.product(
         range(3), (torch.bool, torch.int64, torch.float32), ("none", "float", "tensor")
     ):
         batch = random_batch(seed, dtype=dtype, mask_dtype=mask_dtype)
-        kwargs = totals(batch, given)
+        kwargs, total, ranks = totals(batch, given, mean)
         expected, clip_ratio, ppo_kl, _, _ = theirs(*batch.tensors, **kwargs)
-        loss, metrics = sg_policy_loss(
-            *batch.tensors, cfg, *EPS, dual_clip, token_level_loss=token_level, **kwargs
+        loss, metrics = loss_and_metrics(
+            *batch.tensors, LossSettings(cfg, *EPS, dual_clip, aggregation=mean), total=total
         )
+        loss = loss * ranks
         assert same_bits(loss, expected)
         theirs_grad = gradient(expected, batch.log_probs)
         assert same_bits(gradient(loss, batch.log_probs), theirs_grad)
@@ -77,7 +88,7 @@ def test_mixed_precision_is_upstream_bit_for_bit(cfg):
         batch.with_(log_probs=batch.log_probs.detach().float().requires_grad_()),
     ):
         expected = theirs(*mixed.tensors)[0]
-        loss, _ = sg_policy_loss(*mixed.tensors, cfg, *EPS)
+        loss = policy_loss(*mixed.tensors, LossSettings(cfg, *EPS)).loss
         assert same_bits(loss, expected)
         theirs_grad = gradient(expected, mixed.log_probs)
         assert same_bits(gradient(loss, mixed.log_probs), theirs_grad)
@@ -91,7 +102,7 @@ def test_ratios_beyond_the_log_ratio_limit_are_upstream_bit_for_bit():
     old[1] += 30.0
     far = batch.with_(old_log_probs=old)
     expected = theirs(*far.tensors)[0]
-    loss, _ = sg_policy_loss(*far.tensors, ONES[0], *EPS, 3.0)
+    loss = policy_loss(*far.tensors, LossSettings(ONES[0], *EPS, 3.0)).loss
     assert same_bits(loss, expected)
     assert same_bits(gradient(loss, far.log_probs), gradient(expected, far.log_probs))
 
@@ -100,7 +111,7 @@ def test_published_weights_do_differ_from_upstream():
     """The comparison above can fail: a weight other than 1 changes both value and gradient."""
     batch = random_batch(0, dtype=torch.float32)
     expected = upstream.policy_loss_class()(*EPS)(*batch.tensors)[0]
-    loss, _ = sg_policy_loss(*batch.tensors, PUBLISHED, *EPS)
+    loss = policy_loss(*batch.tensors, LossSettings(PUBLISHED, *EPS)).loss
     assert not same_bits(loss, expected)
     assert not same_bits(gradient(loss, batch.log_probs), gradient(expected, batch.log_probs))
 
@@ -139,7 +150,7 @@ def test_rollout_correction_is_upstream_bit_for_bit(dtype, level, mode, gating, 
         rollout = (batch.old_log_probs + 0.2 * noise.to(dtype)).clamp(max=-0.02)
         expected, _, _, vllm_kl, filter_ratio = theirs(*batch.tensors, rollout_log_probs=rollout)
         coef, metrics = rollout_correction(batch.old_log_probs, rollout, batch.mask, cfg)
-        loss, _ = sg_policy_loss(*batch.tensors, ONES[0], *EPS, token_coef_BT=coef)
+        loss = policy_loss(*batch.tensors, LossSettings(ONES[0], *EPS), coefficient=coef).loss
         assert same_bits(loss, expected)
         theirs_grad = gradient(expected, batch.log_probs)
         assert same_bits(gradient(loss, batch.log_probs), theirs_grad)
@@ -202,17 +213,19 @@ def test_correction_ignores_masked_values(level, mode, gating, threshold):
         assert metrics == metrics_spoiled
 
 
-@pytest.mark.parametrize("token_level", [True, False])
+@pytest.mark.parametrize("mean", ["token-mean", "seq-mean"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_aggregate_is_upstream_bit_for_bit(token_level, dtype):
+def test_aggregate_is_upstream_bit_for_bit(mean, dtype):
     theirs = upstream.aggregate_loss()
     for seed, mask_dtype, given in itertools.product(
         range(6), (torch.bool, torch.int64, torch.float32), ("none", "float", "tensor")
     ):
         batch = random_batch(seed, dtype=dtype, mask_dtype=mask_dtype)
-        kwargs = {"token_level_loss": token_level, **totals(batch, given)}
+        kwargs, total, ranks = totals(batch, given, mean)
+        kwargs |= {"token_level_loss": mean == "token-mean"}
         expected = theirs(batch.advantages, batch.mask, **kwargs)
-        assert same_bits(aggregate(batch.advantages, batch.mask, **kwargs), expected)
+        found = aggregate(batch.advantages, batch.mask, mean, total=total) * ranks
+        assert same_bits(found, expected)
 
 
 # -- Masks and sharding: what is masked cannot matter, and how the batch is cut cannot matter ----
@@ -227,27 +240,27 @@ CFGS = [
 ]
 
 
-def totals_of_shards(batch):
-    return {
-        "batch_num_tokens": batch.mask.sum(),
-        "global_batch_size": float((batch.mask.sum(-1) > 0).sum()),
-    }
+def total_of(batch, mean):
+    """Of the whole optimizer step."""
+    return batch.mask.sum() if mean == "token-mean" else float((batch.mask.sum(-1) > 0).sum())
 
 
 JUNK = [0.0, -1e4, 1e30, -1e30, math.inf, -math.inf, math.nan]
 PLACES = ["log_probs", "old_log_probs", "advantages", "coefficient", "all"]
 
 
-@pytest.mark.parametrize("token_level", [True, False])
+@pytest.mark.parametrize("mean", ["token-mean", "seq-mean"])
 @pytest.mark.parametrize("cfg", CFGS)
 @pytest.mark.parametrize("place", PLACES)
-def test_masked_values_do_not_matter(place, cfg, token_level):
+def test_masked_values_do_not_matter(place, cfg, mean):
     clean = random_batch(0, dtype=torch.float32)
     coef = torch.rand_like(clean.advantages)
 
     def results(batch, token_coef):
-        terms = policy_loss_terms(
-            *batch.tensors, cfg, *EPS, 3.0, token_level_loss=token_level, token_coef_BT=token_coef
+        terms = policy_loss(
+            *batch.tensors,
+            LossSettings(cfg, *EPS, 3.0, aggregation=mean),
+            coefficient=token_coef,
         )
         slope = gradient(terms.loss, batch.log_probs)
         assert bool((slope[~clean.mask] == 0).all())
@@ -268,15 +281,15 @@ def test_masked_values_do_not_matter(place, cfg, token_level):
         assert all(torch.equal(a, b) for a, b in zip(expected, actual, strict=True)), junk
 
 
-@pytest.mark.parametrize("token_level", [True, False])
+@pytest.mark.parametrize("mean", ["token-mean", "seq-mean"])
 @pytest.mark.parametrize("mask_dtype", [torch.bool, torch.int64, torch.float32])
 @pytest.mark.parametrize("cfg", CFGS)
-def test_a_batch_without_tokens_is_zero(cfg, mask_dtype, token_level):
+def test_a_batch_without_tokens_is_zero(cfg, mask_dtype, mean):
     batch = random_batch(0, mask_dtype=mask_dtype)
     empty = batch.with_(mask=torch.zeros_like(batch.mask))
-    for given in ({}, {"batch_num_tokens": 40.0, "global_batch_size": 4.0, "dp_size": 2}):
-        loss, metrics = sg_policy_loss(
-            *empty.tensors, cfg, *EPS, token_level_loss=token_level, **given
+    for total in (None, 40.0):
+        loss, metrics = loss_and_metrics(
+            *empty.tensors, LossSettings(cfg, *EPS, aggregation=mean), total=total
         )
         assert loss.item() == 0.0
         assert torch.equal(gradient(loss, empty.log_probs), torch.zeros_like(empty.log_probs))
@@ -287,24 +300,25 @@ def test_aggregate_keeps_masked_nan_out():
     loss = torch.tensor([[1.0, math.nan], [3.0, math.inf]])
     mask = torch.tensor([[1, 0], [1, 0]])
     assert aggregate(loss, mask).item() == 2.0
-    assert aggregate(loss, mask, token_level_loss=False).item() == 2.0
+    assert aggregate(loss, mask, "seq-mean").item() == 2.0
 
 
-@pytest.mark.parametrize("token_level", [True, False])
+@pytest.mark.parametrize("mean", ["token-mean", "seq-mean"])
 @pytest.mark.parametrize("cfg", CFGS)
 @pytest.mark.parametrize("cuts", [[8], [1] * 8, [3, 1, 4], [2, 6]], ids=str)
-def test_micro_batches_add_up(cfg, token_level, cuts):
+def test_micro_batches_add_up(cfg, mean, cuts):
     """1 x 8 = 8 x 1: loss, gradient and statistics, with the totals of the optimizer step."""
     batch = random_batch(1)
-    options = {"token_level_loss": token_level, **totals_of_shards(batch)}
+    options = {"total": total_of(batch, mean)}
+    settings = LossSettings(cfg, *EPS, 10.0, aggregation=mean)
     if cfg.normalize:
-        total, count = weight_sum_and_count(batch.log_probs, cfg, batch.mask)
-        options["mean_weight"] = total / count
-    whole = policy_loss_terms(*batch.tensors, cfg, *EPS, 10.0, **options)
+        summed, count = weight_sum_and_count(batch.log_probs, cfg, batch.mask)
+        options["context"] = TokenContext(mean_weight=summed / count)
+    whole = policy_loss(*batch.tensors, settings, **options)
     loss, slope, statistics, start = 0.0, 0.0, TokenStatistics.zeros(), 0
     for rows in cuts:
         part = batch.rows(slice(start, start + rows))
-        terms = policy_loss_terms(*part.tensors, cfg, *EPS, 10.0, **options)
+        terms = policy_loss(*part.tensors, settings, **options)
         loss, statistics = loss + terms.loss, statistics + terms.statistics
         slope = slope + gradient(terms.loss, batch.log_probs)
         start += rows
@@ -315,17 +329,17 @@ def test_micro_batches_add_up(cfg, token_level, cuts):
     assert statistics.metrics() == pytest.approx(whole.statistics.metrics(), rel=1e-9, abs=1e-9)
 
 
-@pytest.mark.parametrize("token_level", [True, False])
-def test_two_ranks_are_one_rank(token_level):
-    """dp_size 2 with two micro-batches each; the ranks' gradients are averaged, as DDP does."""
+@pytest.mark.parametrize("mean", ["token-mean", "seq-mean"])
+def test_two_ranks_are_one_rank(mean):
+    """Two ranks with two micro-batches each; the ranks' gradients are averaged, as DDP does."""
     batch = random_batch(2)
-    options = {"token_level_loss": token_level, **totals_of_shards(batch)}
-    whole, _ = sg_policy_loss(*batch.tensors, WIDE, *EPS, **options)
+    settings, total = LossSettings(WIDE, *EPS, aggregation=mean), total_of(batch, mean)
+    whole = policy_loss(*batch.tensors, settings, total=total).loss
     ranks = [[slice(0, 1), slice(1, 3)], [slice(3, 7), slice(7, 8)]]
     slopes, losses = [], []
     for micro_batches in ranks:
         parts = [
-            sg_policy_loss(*batch.rows(rows).tensors, WIDE, *EPS, dp_size=2, **options)[0]
+            policy_loss(*batch.rows(rows).tensors, settings, total=total).loss * 2
             for rows in micro_batches
         ]
         losses.append(sum(parts))
@@ -338,26 +352,26 @@ def test_two_ranks_are_one_rank(token_level):
 def test_local_means_are_not_shard_invariant():
     """Why the global totals are arguments: the mean of the shards' own means is another number."""
     batch = random_batch(1)
-    whole, _ = sg_policy_loss(*batch.tensors, WIDE, *EPS)
+    whole = policy_loss(*batch.tensors, LossSettings(WIDE, *EPS)).loss
     parts = [batch.rows(slice(0, 3)), batch.rows(slice(3, 8))]
-    mean = sum(sg_policy_loss(*part.tensors, WIDE, *EPS)[0] for part in parts) / 2
+    mean = sum(policy_loss(*part.tensors, LossSettings(WIDE, *EPS)).loss for part in parts) / 2
     assert abs(mean.item() - whole.item()) > 1e-3
 
 
 def test_token_coefficients_scale_the_loss():
     batch = random_batch(3)
     coef = torch.full_like(batch.advantages, 0.5)
-    plain, _ = sg_policy_loss(*batch.tensors, WIDE, *EPS)
-    halved, _ = sg_policy_loss(*batch.tensors, WIDE, *EPS, token_coef_BT=coef)
+    plain = policy_loss(*batch.tensors, LossSettings(WIDE, *EPS)).loss
+    halved = policy_loss(*batch.tensors, LossSettings(WIDE, *EPS), coefficient=coef).loss
     assert halved.item() == pytest.approx(plain.item() / 2, rel=1e-12)
     only_first = coef.masked_fill(torch.arange(coef.shape[1]) > 0, 0.0)
-    loss, _ = sg_policy_loss(*batch.tensors, WIDE, *EPS, token_coef_BT=only_first)
+    loss = policy_loss(*batch.tensors, LossSettings(WIDE, *EPS), coefficient=only_first).loss
     slope = gradient(loss, batch.log_probs)
     assert bool((slope[:, 1:] == 0).all()) and bool((slope[:, 0] != 0).any())
 
 
 def test_sums_are_float64_in_the_documented_order():
-    terms = policy_loss_terms(*random_batch(0, dtype=torch.bfloat16).tensors, WIDE, *EPS)
+    terms = policy_loss(*random_batch(0, dtype=torch.bfloat16).tensors, LossSettings(WIDE, *EPS))
     assert terms.statistics.sums.dtype == torch.float64
     assert terms.statistics.sums.shape == (len(SUM_NAMES),)
     assert not terms.statistics.sums.requires_grad and not terms.weights_BT.requires_grad

@@ -10,13 +10,14 @@ import torch
 from sg_rlhf.algo.aggregation import aggregate
 from sg_rlhf.algo.kl import kl_estimate
 from sg_rlhf.algo.parameters import ParameterError
-from sg_rlhf.algo.policy_loss import policy_loss_terms, sg_policy_loss
+from sg_rlhf.algo.policy_loss import LossSettings, policy_loss
 from sg_rlhf.algo.weightings.grpo_sg import GrpoSG
 from tests.unit.algo.batches import (
     PUBLISHED,
     QUOTIENT,
     WIDE,
     gradient,
+    loss_and_metrics,
     random_batch,
     weight_by_hand,
 )
@@ -48,7 +49,7 @@ def test_gradient_is_lemma_3_4(cfg, placement, dual_clip):
     for seed in range(5):
         batch = random_batch(seed, rows=12, tokens=20)
         ref = batch.old_log_probs + 0.3 * batch.advantages.roll(1, dims=-1)
-        terms = policy_loss_terms(*batch.tensors, cfg, EPS_LOW, EPS_HIGH, dual_clip)
+        terms = policy_loss(*batch.tensors, LossSettings(cfg, EPS_LOW, EPS_HIGH, dual_clip))
         kl = kl_estimate(batch.log_probs, ref, terms.weights_BT, "wk3")
         loss = terms.loss + BETA * aggregate(kl, batch.mask)
         actual = -gradient(loss, batch.log_probs) * batch.mask.sum()
@@ -73,7 +74,7 @@ def test_without_the_stop_gradient_the_weights_own_gradient_counts(cfg, placemen
     steep = 0
     for seed in range(3):
         batch = random_batch(seed, rows=12, tokens=20)
-        terms = policy_loss_terms(*batch.tensors, cfg, EPS_LOW, EPS_HIGH)
+        terms = policy_loss(*batch.tensors, LossSettings(cfg, EPS_LOW, EPS_HIGH))
         assert not terms.weights_BT.requires_grad
         actual = -gradient(terms.loss, batch.log_probs) * batch.mask.sum()
         for index in batch.mask.nonzero().tolist():
@@ -110,8 +111,8 @@ def single_token(log_p, ratio, advantage, cfg, dual_clip=None):
     old = torch.tensor([[log_p - math.log(ratio)]], dtype=torch.float64)
     advantages = torch.tensor([[advantage]], dtype=torch.float64)
     mask = torch.ones(1, 1, dtype=torch.bool)
-    loss, metrics = sg_policy_loss(
-        log_probs, old, advantages, mask, cfg, EPS_LOW, EPS_HIGH, dual_clip
+    loss, metrics = loss_and_metrics(
+        log_probs, old, advantages, mask, LossSettings(cfg, EPS_LOW, EPS_HIGH, dual_clip)
     )
     return -gradient(loss, log_probs).item(), metrics
 
@@ -144,8 +145,8 @@ def test_exactly_at_the_boundary_the_gradient_is_full(dtype, advantage, weight):
         log_probs = torch.tensor([[-1.0]], dtype=dtype, requires_grad=True)
         advantages = torch.tensor([[advantage]], dtype=dtype)
         mask = torch.ones(1, 1, dtype=torch.bool)
-        loss, metrics = sg_policy_loss(
-            log_probs, log_probs.detach(), advantages, mask, cfg, eps, eps
+        loss, metrics = loss_and_metrics(
+            log_probs, log_probs.detach(), advantages, mask, LossSettings(cfg, eps, eps)
         )
         assert -gradient(loss, log_probs).item() == weight * advantage
         assert metrics["clip_ratio"] == 0.0
@@ -162,9 +163,8 @@ def test_exactly_at_the_dual_clip_half_the_gradient_remains():
 
 
 def test_dual_clip_must_exceed_one():
-    batch = random_batch(0)
     with pytest.raises(ValueError, match=r"dual_clip=1\.0: expected a number above 1"):
-        sg_policy_loss(*batch.tensors, PUBLISHED, EPS_LOW, EPS_HIGH, 1.0)
+        LossSettings(PUBLISHED, EPS_LOW, EPS_HIGH, 1.0)
 
 
 @pytest.mark.parametrize("placement", ["inside", "outside"])
@@ -175,9 +175,13 @@ def test_value_by_hand(placement):
     for ratio, advantage in itertools.product((0.3, 0.7, 1.0, 1.3, 8.0), (-1.5, 0.0, 2.0)):
         log_p = torch.tensor([[math.log(0.2)]], dtype=torch.float64)
         old = log_p - math.log(ratio)
-        loss, _ = sg_policy_loss(
-            log_p, old, torch.full((1, 1), advantage), torch.ones(1, 1), cfg, 0.2, 0.24, 3.0
-        )
+        loss = policy_loss(
+            log_p,
+            old,
+            torch.full((1, 1), advantage),
+            torch.ones(1, 1),
+            LossSettings(cfg, 0.2, 0.24, 3.0),
+        ).loss
         x = weight * ratio if placement == "inside" else ratio
         value = min(x * advantage, min(max(x, 0.8), 1.24) * advantage)
         if advantage < 0:
@@ -186,16 +190,16 @@ def test_value_by_hand(placement):
         assert -loss.item() == pytest.approx(expected, abs=1e-12)
 
 
-@pytest.mark.parametrize("token_level", [True, False])
+@pytest.mark.parametrize("mean", ["token-mean", "seq-mean"])
 @pytest.mark.parametrize("placement", ["inside", "outside"])
-def test_gradient_by_finite_differences(placement, token_level):
+def test_gradient_by_finite_differences(placement, mean):
     """Central differences with the weights held, which is what stop-gradient means."""
     cfg = replace(WIDE, placement=placement)
     batch = random_batch(4, rows=4, tokens=5)
-    options = {"token_level_loss": token_level}
-    loss, _ = sg_policy_loss(*batch.tensors, cfg, EPS_LOW, EPS_HIGH, 10.0, **options)
+    settings = LossSettings(cfg, EPS_LOW, EPS_HIGH, 10.0, aggregation=mean)
+    loss = policy_loss(*batch.tensors, settings).loss
     analytic = gradient(loss, batch.log_probs)
-    weights = policy_loss_terms(*batch.tensors, cfg, EPS_LOW, EPS_HIGH).weights_BT
+    weights = policy_loss(*batch.tensors, LossSettings(cfg, EPS_LOW, EPS_HIGH)).weights_BT
     step = 1e-6
 
     def with_held_weights(log_probs):
@@ -204,7 +208,7 @@ def test_gradient_by_finite_differences(placement, token_level):
         value = torch.min(x * batch.advantages, x.clamp(0.8, 1.24) * batch.advantages)
         value = torch.where(batch.advantages < 0, value.max(10.0 * batch.advantages), value)
         value = value if placement == "inside" else weights * value
-        if token_level:
+        if mean == "token-mean":
             return -(value * batch.mask).sum() / batch.mask.sum()
         rows = [v[m].mean() for v, m in zip(value, batch.mask, strict=True) if m.any()]
         return -sum(rows) / len(rows)

@@ -11,11 +11,12 @@ from torch import Tensor
 
 import sg_rlhf.algo
 from sg_rlhf.algo.aggregation import aggregate, prompt_token_counts
-from sg_rlhf.algo.policy_loss import policy_loss_terms, sg_policy_loss, token_loss
-from sg_rlhf.algo.weightings import WEIGHTINGS, Weighting, make_weighting
-from tests.unit.algo.batches import PUBLISHED, WIDE, Batch, random_batch
+from sg_rlhf.algo.objectives import make_objective
+from sg_rlhf.algo.policy_loss import LossSettings, policy_loss
+from sg_rlhf.algo.weightings import WEIGHTINGS, make_weighting
+from tests.unit.algo.batches import PUBLISHED, Batch, random_batch
 
-# -- ``token_loss`` is the loss of ``policy_loss_terms``; the mean over prompts is Eq. 5's -------
+# -- The settings; the mean over prompts is Eq. 5's ---------------------------------------------
 
 
 EPS = (0.2, 0.24)
@@ -28,23 +29,15 @@ def value_and_gradient(loss: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     return loss.detach(), gradient
 
 
+def prompt_mean(batch: Batch, prompts: Tensor) -> Tensor:
+    counts = prompt_token_counts(batch.mask, prompts)
+    settings = LossSettings(PUBLISHED, aggregation="prompt-mean")
+    return policy_loss(*batch.tensors, settings, prompt_tokens=counts).loss
+
+
 def assert_same_bits(loss: Tensor, expected: Tensor, batch: Batch) -> None:
     ours, theirs = value_and_gradient(loss, batch), value_and_gradient(expected, batch)
     assert torch.equal(ours[0], theirs[0]) and torch.equal(ours[1], theirs[1])
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean"])
-@pytest.mark.parametrize("weighting", [PUBLISHED, WIDE])
-def test_it_is_the_loss_of_policy_loss_terms_bit_for_bit(
-    weighting: Weighting, aggregation: str, dtype: torch.dtype
-) -> None:
-    batch = random_batch(1, dtype=dtype)
-    expected, _ = sg_policy_loss(
-        *batch.tensors, weighting, *EPS, 10.0, token_level_loss=aggregation == "token-mean"
-    )
-    loss = token_loss(*batch.tensors, weighting, dual_clip=10.0, aggregation=aggregation)
-    assert_same_bits(loss, expected, batch)
 
 
 @pytest.mark.parametrize("objective", ["ppo", "cispo", "aspo", "sapo", "dppo_tv", "dppo_kl", "ipo"])
@@ -52,10 +45,11 @@ def test_names_stand_for_default_parameters(objective: str) -> None:
     batch = random_batch(2)
     placement = {} if objective == "ppo" else {"placement": "outside"}
     weighting = make_weighting("grpo_sg", placement)
-    expected = policy_loss_terms(*batch.tensors, weighting, *EPS, objective=objective).loss
-    assert_same_bits(token_loss(*batch.tensors, weighting, objective=objective), expected, batch)
+    expected = policy_loss(*batch.tensors, LossSettings(weighting, *EPS, objective=objective)).loss
+    built = LossSettings(weighting, objective=make_objective(objective))
+    assert_same_bits(policy_loss(*batch.tensors, built).loss, expected, batch)
     if objective == "ppo":
-        assert_same_bits(token_loss(*batch.tensors), expected, batch)
+        assert_same_bits(policy_loss(*batch.tensors).loss, expected, batch)
 
 
 @pytest.mark.parametrize("name", sorted(WEIGHTINGS))
@@ -64,117 +58,87 @@ def test_every_weighting_that_reads_nothing_more_goes_by_its_name(name: str) -> 
     known = {"old_log_probs", "advantages", "eps"}
     if not set(make_weighting(name).reads) <= known:
         with pytest.raises(ValueError, match=name):
-            token_loss(*batch.tensors, name)
+            policy_loss(*batch.tensors, LossSettings(name))
         return
-    assert torch.isfinite(token_loss(*batch.tensors, name))
+    assert torch.isfinite(policy_loss(*batch.tensors, LossSettings(name)).loss)
 
 
 def test_one_advantage_per_response_is_that_of_each_of_its_tokens() -> None:
     batch = random_batch(4)
     per_response = batch.advantages[:, 0]
     spread = batch.with_(advantages=per_response[:, None].expand_as(batch.mask).contiguous())
-    one = token_loss(batch.log_probs, batch.old_log_probs, per_response, batch.mask)
-    assert_same_bits(one, token_loss(*spread.tensors), batch)
+    one = policy_loss(batch.log_probs, batch.old_log_probs, per_response, batch.mask).loss
+    assert_same_bits(one, policy_loss(*spread.tensors).loss, batch)
 
 
 def test_prompt_mean_is_the_mean_of_the_prompts_token_means() -> None:
     batch = random_batch(5)
-    loss = token_loss(*batch.tensors, PUBLISHED, aggregation="prompt-mean", prompts=PROMPTS)
+    loss = prompt_mean(batch, PROMPTS)
     alone = [
-        policy_loss_terms(
-            *(x[prompt == PROMPTS] for x in batch.tensors), PUBLISHED, *EPS
-        ).loss
+        policy_loss(*(x[prompt == PROMPTS] for x in batch.tensors)).loss
         for prompt in (3, 7, 9)
     ]  # fmt: skip
     ours, expected = value_and_gradient(loss, batch), value_and_gradient(sum(alone) / 3, batch)  # type: ignore[arg-type]
     torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-15)
-    assert (ours[0] - value_and_gradient(token_loss(*batch.tensors), batch)[0]).abs() > 1e-3
+    assert (ours[0] - value_and_gradient(policy_loss(*batch.tensors).loss, batch)[0]).abs() > 1e-3
 
 
 def test_prompt_mean_of_one_prompt_is_the_token_mean() -> None:
     batch = random_batch(6, empty_row=False)
     prompts = torch.zeros(8, dtype=torch.long)
-    loss = token_loss(*batch.tensors, aggregation="prompt-mean", prompts=prompts)
-    torch.testing.assert_close(loss, token_loss(*batch.tensors), rtol=1e-12, atol=0)
+    loss = prompt_mean(batch, prompts)
+    torch.testing.assert_close(loss, policy_loss(*batch.tensors).loss, rtol=1e-12, atol=0)
 
 
 def test_a_prompt_without_tokens_is_no_prompt() -> None:
     batch = random_batch(7)
     mask = batch.mask.clone()
     mask[PROMPTS == 9] = False
-    tensors = batch.with_(mask=mask).tensors
-    kept = PROMPTS != 9
-    loss = token_loss(*tensors, aggregation="prompt-mean", prompts=PROMPTS)
-    alone = token_loss(
-        *(x[kept] for x in tensors), aggregation="prompt-mean", prompts=PROMPTS[kept]
-    )
+    batch, kept = batch.with_(mask=mask), PROMPTS != 9
+    loss = prompt_mean(batch, PROMPTS)
+    alone = prompt_mean(Batch(*(x[kept] for x in batch.tensors)), PROMPTS[kept])
     torch.testing.assert_close(loss, alone, rtol=1e-12, atol=0)
     nothing = aggregate(
-        torch.ones(2, 3), torch.zeros(2, 3), prompt_tokens_B=torch.zeros(2, dtype=torch.long)
+        torch.ones(2, 3),
+        torch.zeros(2, 3),
+        "prompt-mean",
+        prompt_tokens=torch.zeros(2, dtype=torch.long),
     )
     assert nothing.item() == 0.0
 
 
-@pytest.mark.parametrize(
-    ("aggregation", "total"), [("token-mean", None), ("seq-mean", None), ("prompt-mean", 3)]
-)
-def test_micro_batches_add_up_to_the_batch(aggregation: str, total: int | None) -> None:
-    batch = random_batch(8, empty_row=False)
-    options: dict[str, Any] = {"aggregation": aggregation}
-    if aggregation == "prompt-mean":
-        whole = token_loss(*batch.tensors, prompts=PROMPTS, **options)
-        parts = [PROMPTS == 7, PROMPTS != 7]
-    else:
-        whole = token_loss(*batch.tensors, **options)
-        parts = [torch.arange(8) < 3, torch.arange(8) >= 3]
-        total = int(batch.mask.sum()) if aggregation == "token-mean" else 8
-    losses = [
-        token_loss(*(x[part] for x in batch.tensors), total=total, prompts=PROMPTS[part], **options)
-        for part in parts
-    ]
-    ours, expected = value_and_gradient(sum(losses), batch), value_and_gradient(whole, batch)  # type: ignore[arg-type]
-    torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-15)
-
-
-def test_shards_that_split_a_prompt_add_up_too() -> None:
+def test_shards_that_split_a_prompt_add_up() -> None:
     batch = random_batch(9)
     counts = prompt_token_counts(batch.mask, PROMPTS)
-    whole = aggregate(batch.advantages, batch.mask, prompt_tokens_B=counts)
+    whole = aggregate(batch.advantages, batch.mask, "prompt-mean", prompt_tokens=counts)
     parts = [
         aggregate(
-            batch.advantages[rows], batch.mask[rows], prompt_tokens_B=counts[rows],
-            global_batch_size=3, dp_size=2,
+            batch.advantages[rows], batch.mask[rows], "prompt-mean",
+            total=3, prompt_tokens=counts[rows],
         )
         for rows in (slice(0, 3), slice(3, 8))
     ]  # fmt: skip
-    torch.testing.assert_close(torch.stack(parts).mean(), whole, rtol=1e-12, atol=0)
+    torch.testing.assert_close(sum(parts), whole, rtol=1e-12, atol=0)
 
 
 def test_loss_before_the_aggregation_is_what_is_aggregated() -> None:
     batch = random_batch(10)
-    terms = policy_loss_terms(*batch.tensors, PUBLISHED, *EPS)
+    terms = policy_loss(*batch.tensors, LossSettings(PUBLISHED, *EPS))
     assert torch.equal(aggregate(terms.loss_BT, batch.mask), terms.loss)
     assert (terms.loss_BT[~batch.mask] == 0).all()
     spoiled = batch.with_(advantages=batch.advantages.masked_fill(~batch.mask, torch.nan))
-    assert torch.equal(policy_loss_terms(*spoiled.tensors, PUBLISHED, *EPS).loss_BT, terms.loss_BT)
+    assert torch.equal(
+        policy_loss(*spoiled.tensors, LossSettings(PUBLISHED, *EPS)).loss_BT, terms.loss_BT
+    )
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"aggregation": "mean"}, "aggregation='mean': expected one of token-mean, seq-mean"),
-        ({"aggregation": "prompt-mean"}, "expected prompts, got None"),
-    ],
-)
-def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        token_loss(*random_batch(11).tensors, **options)
-
-
-def test_the_package_offers_it() -> None:
-    assert sg_rlhf.algo.token_loss is token_loss
-    with pytest.raises(AttributeError, match="no attribute 'other'"):
-        sg_rlhf.algo.other  # type: ignore[attr-defined]  # noqa: B018
+def test_wrong_settings_are_refused() -> None:
+    with pytest.raises(ValueError, match="aggregation='mean': expected one of token-mean"):
+        LossSettings(aggregation="mean")
+    with pytest.raises(ValueError, match="expected prompt_tokens, got None"):
+        policy_loss(*random_batch(11).tensors, LossSettings(aggregation="prompt-mean"))
+    with pytest.raises(ValueError, match="'outside' with cispo"):
+        LossSettings(objective="cispo")
 
 
 # -- The example in ``sg_rlhf.algo`` runs as it stands and moves the policy ----------------------

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sg_rlhf.algo.analysis.gradient_dead_zones import dead_zones, dual_clip_zone, weight_range
-from sg_rlhf.algo.policy_loss import sg_policy_loss
+from sg_rlhf.algo.policy_loss import LossSettings, policy_loss
 from sg_rlhf.algo.token_weights import token_weights, weight_sum_and_count
-from sg_rlhf.algo.weightings import ConstantWeightError
+from sg_rlhf.algo.weightings import ConstantWeightError, TokenContext
 from sg_rlhf.algo.weightings.ar import AdvantageReweighting
 from sg_rlhf.algo.weightings.base import Weighting
 from sg_rlhf.algo.weightings.grpo_sg import GrpoSG
@@ -105,7 +105,9 @@ def test_weights_carry_no_gradient():
     p = torch.tensor([[0.2]], dtype=torch.float64)
     log_p = p.log().requires_grad_()
     mask = torch.ones(1, 1, dtype=torch.bool)
-    loss, _ = sg_policy_loss(log_p, log_p.detach(), torch.ones(1, 1), mask, PUBLISHED, 0.2, 0.9)
+    loss = policy_loss(
+        log_p, log_p.detach(), torch.ones(1, 1), mask, LossSettings(PUBLISHED, 0.2, 0.9)
+    ).loss
     loss.backward()
     assert log_p.grad.item() == pytest.approx(-weight_by_hand(0.2, PUBLISHED), abs=1e-12)
 
@@ -209,7 +211,7 @@ def policy_gradient_at(p: float, advantage: float, cfg: Weighting) -> float:
     log_p = torch.tensor([[math.log(p)]], dtype=torch.float64, requires_grad=True)
     advantages = torch.full((1, 1), advantage, dtype=torch.float64)
     mask = torch.ones(1, 1, dtype=torch.bool)
-    loss, _ = sg_policy_loss(log_p, log_p.detach(), advantages, mask, cfg, 0.2, 0.24)
+    loss = policy_loss(log_p, log_p.detach(), advantages, mask, LossSettings(cfg, 0.2, 0.24)).loss
     return torch.autograd.grad(loss, log_p)[0].item()
 
 
@@ -251,7 +253,8 @@ def test_a_global_mean_makes_shards_agree():
     cfg = replace(WIDE, normalize="batch_mean")
     halves = [batch.rows(slice(0, 3)), batch.rows(slice(3, None))]
     total, count = sum(weight_sum_and_count(h.log_probs, cfg, h.mask) for h in halves)
-    shards = [token_weights(h.log_probs, cfg, h.mask, mean_weight=total / count) for h in halves]
+    context = TokenContext(mean_weight=total / count)
+    shards = [token_weights(h.log_probs, cfg, h.mask, context=context) for h in halves]
     whole = token_weights(batch.log_probs, cfg, batch.mask)
     assert torch.allclose(torch.cat(shards), whole, rtol=0, atol=1e-12)
     local = [token_weights(h.log_probs, cfg, h.mask) for h in halves]
@@ -326,7 +329,9 @@ def test_gradient_vanishes_above_the_dual_clip():
     for p, is_dead in ((first - 1e-7, False), (first + 1e-7, True), (0.999, True)):
         log_p = torch.tensor([[math.log(p)]], dtype=torch.float64, requires_grad=True)
         mask = torch.ones(1, 1)
-        loss, _ = sg_policy_loss(log_p, log_p.detach(), -mask, mask, cfg, 0.2, 0.24, 10.0)
+        loss = policy_loss(
+            log_p, log_p.detach(), -mask, mask, LossSettings(cfg, 0.2, 0.24, 10.0)
+        ).loss
         assert (torch.autograd.grad(loss, log_p)[0].item() == 0.0) == is_dead
     assert dual_clip_zone(cfg, None) is None and dual_clip_zone(PUBLISHED, 10.0) is None
     assert dual_clip_zone(replace(cfg, placement="outside"), 10.0) is None

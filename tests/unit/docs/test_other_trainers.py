@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from sg_rlhf.algo import token_loss
 from sg_rlhf.algo.advantages import group_advantages
+from sg_rlhf.algo.policy_loss import policy_loss
 from sg_rlhf.config.old_names import ours
 
 PAGE = Path(__file__).parents[3] / "docs" / "other_trainers.md"
@@ -29,7 +29,7 @@ def test_the_loop_gives_the_gradient_of_the_whole_batch() -> None:
 
     old_log_probs = policy(sequences).detach()
     advantages = group_advantages(rewards).flatten()
-    loss = token_loss(policy(sequences), old_log_probs, advantages, mask)
+    loss = policy_loss(policy(sequences), old_log_probs, advantages, mask).loss
     (expected,) = torch.autograd.grad(loss, table.weight)
     scope: dict[str, Any] = {
         "rewards": rewards, "sequences": sequences, "old_log_probs": old_log_probs, "mask": mask,

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from sg_rlhf.algo.policy_loss import sg_policy_loss
-from sg_rlhf.algo.weightings import make_weighting
+from sg_rlhf.algo.policy_loss import LossSettings, policy_loss
 
 # -- The code in README.md does what README says of it -------------------------------------------
 
@@ -37,7 +36,7 @@ def test_the_method_in_a_few_lines_is_the_loss_that_trains() -> None:
     exec(METHOD, names)
     shown, real = a_batch(), a_batch()
     loss = names["grpo_sg_loss"](**shown)
-    expected, _ = sg_policy_loss(**real, cfg=make_weighting("grpo_sg"), eps_low=0.2, eps_high=0.24)
+    expected = policy_loss(**real, settings=LossSettings("grpo_sg", 0.2, 0.24)).loss
     torch.testing.assert_close(loss, expected)
     loss.backward()
     expected.backward()

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 from sg_rlhf.algo.analysis.sharpness import sharpness
-from sg_rlhf.algo.policy_loss import policy_loss_terms
+from sg_rlhf.algo.policy_loss import LossSettings, policy_loss
 from sg_rlhf.algo.token_weights import token_weights
 from sg_rlhf.algo.weightings import TokenContext, make_weighting, token_keys
 from sg_rlhf.algo.weightings.ar import AdvantageReweighting
@@ -159,10 +159,11 @@ def test_at_the_centre_value_and_gradient_are_the_trainings_loss(model, weights,
         old_log_probs=log_probs, engine_log_probs=log_probs, advantages=advantages, keys=keys,
         entropy=distribution.entropy(),
     )  # fmt: skip
-    expected = policy_loss_terms(
-        log_probs, log_probs.detach(), advantages, out.mask_BT, weights, 0.2, 0.24, 10.0,
-        token_level_loss=token_level, context=context,
-    ).loss  # fmt: skip
+    mean = "token-mean" if token_level else "seq-mean"
+    settings = LossSettings(weights, 0.2, 0.24, 10.0, aggregation=mean)
+    expected = policy_loss(
+        log_probs, log_probs.detach(), advantages, out.mask_BT, settings, context=context
+    ).loss
     if weights.name in ("stapo", "mask_only", "top_entropy"):
         context = replace(context, eps=(0.2, 0.24))
         used = token_weights(log_probs, weights, out.mask_BT, context=context)[out.mask_BT]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from sg_rlhf.algo.policy_loss import policy_loss_terms
+from sg_rlhf.algo.policy_loss import LossSettings, policy_loss
 from sg_rlhf.algo.weightings.grpo_sg import GrpoSG
 from sg_rlhf.config import ConfigError, load_config
 from sg_rlhf.measure import minibatch_gradients
@@ -153,7 +153,7 @@ def test_the_gradient_is_the_trainers_losses(model, batch):
     log_probs, mask = passed.log_probs_BT(), passed.mask_BT
     advantages = torch.tensor([[row.advantage] for row in batch.rows]).expand_as(log_probs)
     old = log_probs.detach()
-    loss = policy_loss_terms(log_probs, old, advantages, mask, cfg, 0.2, 0.24, 10.0).loss
+    loss = policy_loss(log_probs, old, advantages, mask, LossSettings(cfg, 0.2, 0.24, 10.0)).loss
     loss.backward()
     expected = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
     model.zero_grad()

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from sg_rlhf.algo.lopti import PASSES, in_pass
-from sg_rlhf.algo.policy_loss import policy_loss_terms
+from sg_rlhf.algo.policy_loss import LossSettings, policy_loss
 from sg_rlhf.algo.weightings import TokenContext, token_keys
 from sg_rlhf.config import ConfigError, load_config, objective_of, weighting_of
 from sg_rlhf.weights.command import main
@@ -123,20 +123,18 @@ def token_gradients(config, log_p, advantage, entropy):
     passes = PASSES if config.sg.update == "lopti" else (None,)
     gradients, weights = [], mask
     for name in passes:
-        terms = policy_loss_terms(
+        terms = policy_loss(
             log_p,
             log_p.detach(),
             advantages,
             mask,
-            weighting_of(config),
-            eps_low,
-            eps_high,
-            dual_clip,
-            objective=objective_of(config),
+            LossSettings(
+                weighting_of(config), eps_low, eps_high, dual_clip, objective=objective_of(config)
+            ),
             context=TokenContext(
                 entropy=torch.full_like(log_p, entropy), keys=keys, engine_log_probs=log_p
             ),
-            active_BT=name and in_pass(log_p, config.sg.lopti_threshold, name),
+            active=name and in_pass(log_p, config.sg.lopti_threshold, name),
         )
         gradients.append(torch.autograd.grad(terms.loss, log_p)[0])
         weights = terms.weights_BT

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sg_rlhf.algo.analysis.gradient_dead_zones import DeadZoneWarning, warn_once
-from sg_rlhf.algo.policy_loss import policy_loss_terms, sg_policy_loss
+from sg_rlhf.algo.policy_loss import LossSettings, policy_loss
 from sg_rlhf.algo.weightings import make_weighting
 from sg_rlhf.config import load_config
 from sg_rlhf.weights.describe import describe_loss
@@ -24,20 +24,19 @@ def fresh() -> None:
     warn_once.cache_clear()
 
 
-def told(*options: Any, times: int = 2, loss: Any = policy_loss_terms, **named: Any) -> list[str]:
+def told(*options: Any, times: int = 2, eps: tuple[float, float] = EPS) -> list[str]:
     """What is warned of by so many losses."""
     weighting = make_weighting(*options)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for seed in range(times):
-            loss(*random_batch(seed).tensors, weighting, *(named or {"eps": EPS})["eps"])
+            policy_loss(*random_batch(seed).tensors, LossSettings(weighting, *eps))
     assert all(warning.category is DeadZoneWarning for warning in caught)
     return [str(warning.message) for warning in caught]
 
 
-@pytest.mark.parametrize("loss", [policy_loss_terms, sg_policy_loss])
-def test_the_default_warns_once_in_the_words_of_a_run(loss: Any) -> None:
-    (message,) = told("grpo_sg", loss=loss)
+def test_the_default_warns_once_in_the_words_of_a_run() -> None:
+    (message,) = told("grpo_sg")
     assert "positive advantage and p > 0.211 has no policy gradient even on-policy" in message
     of_run = describe_loss(load_config(None, [])).split("DEAD ZONE: ")[1].split(" (docs")[0]
     assert of_run in message
@@ -60,11 +59,9 @@ def test_each_sign_and_each_clip_is_said_once() -> None:
 
 def test_a_plain_script_shows_it() -> None:
     code = (
-        "import torch; from sg_rlhf.algo.policy_loss import sg_policy_loss;"
-        "from sg_rlhf.algo.weightings import make_weighting;"
+        "import torch; from sg_rlhf.algo.policy_loss import policy_loss;"
         "x = torch.full((1, 2), -0.1);"
-        "[sg_policy_loss(x, x, x, torch.ones(1, 2), make_weighting('grpo_sg'), 0.2, 0.24)"
-        " for _ in range(3)]"
+        "[policy_loss(x, x, x, torch.ones(1, 2)) for _ in range(3)]"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

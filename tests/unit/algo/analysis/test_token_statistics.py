@@ -17,13 +17,14 @@ from sg_rlhf.algo.analysis.token_statistics import (
     kl_statistics,
     mismatch_statistics,
 )
-from sg_rlhf.algo.policy_loss import policy_loss_terms, sg_policy_loss
+from sg_rlhf.algo.policy_loss import LossSettings, policy_loss
 from tests.unit.algo.batches import (
     PROPERTY,
     PUBLISHED,
     UNIFORM,
     WIDE,
     gradient,
+    loss_and_metrics,
     random_batch,
     weight_by_hand,
 )
@@ -50,7 +51,7 @@ def mean(values):
 def test_every_metric_by_hand(placement):
     cfg = replace(WIDE, placement=placement, upper=1.45)
     batch = random_batch(0, rows=20, tokens=30)
-    terms = policy_loss_terms(*batch.tensors, cfg, EPS_LOW, EPS_HIGH, DUAL)
+    terms = policy_loss(*batch.tensors, LossSettings(cfg, EPS_LOW, EPS_HIGH, DUAL))
     kl = torch.rand_like(batch.advantages)
     metrics = (terms.statistics + kl_statistics(kl, batch.mask)).metrics()
     tokens = list(tokens_of(batch, cfg))
@@ -124,9 +125,11 @@ def test_every_metric_by_hand(placement):
 def test_zeroed_shares_are_the_zero_gradients(placement, dual_clip, normalize):
     cfg = replace(WIDE, placement=placement, normalize=normalize)
     batch = random_batch(7, rows=20, tokens=30)
-    loss, metrics = sg_policy_loss(*batch.tensors, cfg, EPS_LOW, EPS_HIGH, dual_clip)
+    loss, metrics = loss_and_metrics(
+        *batch.tensors, LossSettings(cfg, EPS_LOW, EPS_HIGH, dual_clip)
+    )
     on_policy = batch.with_(old_log_probs=batch.log_probs.detach())
-    loss_r1, _ = sg_policy_loss(*on_policy.tensors, cfg, EPS_LOW, EPS_HIGH, dual_clip)
+    loss_r1 = policy_loss(*on_policy.tensors, LossSettings(cfg, EPS_LOW, EPS_HIGH, dual_clip)).loss
     for value, suffix in ((loss, ""), (loss_r1, "_at_ratio1")):
         zero = gradient(value, batch.log_probs) == 0
         for sign, group in (("pos", batch.advantages > 0), ("neg", batch.advantages < 0)):
@@ -137,18 +140,24 @@ def test_zeroed_shares_are_the_zero_gradients(placement, dual_clip, normalize):
 def test_the_dead_zone_shows_in_the_metrics():
     """Published constants: positive tokens with p > 0.211 are zeroed at ratio 1, none outside."""
     batch = random_batch(0, rows=30, tokens=30)
-    _, metrics = sg_policy_loss(*batch.tensors, PUBLISHED, EPS_LOW, EPS_HIGH)
+    metrics = policy_loss(
+        *batch.tensors, LossSettings(PUBLISHED, EPS_LOW, EPS_HIGH)
+    ).statistics.metric_tensors()
     positive = batch.mask & (batch.advantages > 0)
     share = (batch.log_probs.exp()[positive] > 0.2112).double().mean().item()
     assert metrics["zeroed_pos_at_ratio1"].item() == pytest.approx(share, abs=1e-12)
     assert 0.3 < share < 1.0 and metrics["zeroed_neg_at_ratio1"] == 0.0
     outside = replace(PUBLISHED, placement="outside")
-    _, metrics = sg_policy_loss(*batch.tensors, outside, EPS_LOW, EPS_HIGH)
+    metrics = policy_loss(
+        *batch.tensors, LossSettings(outside, EPS_LOW, EPS_HIGH)
+    ).statistics.metric_tensors()
     assert metrics["zeroed_pos_at_ratio1"] == 0.0
 
 
 def test_uniform_weights_in_the_metrics():
-    _, metrics = sg_policy_loss(*random_batch(0).tensors, UNIFORM, EPS_LOW, EPS_HIGH)
+    metrics = policy_loss(
+        *random_batch(0).tensors, LossSettings(UNIFORM, EPS_LOW, EPS_HIGH)
+    ).statistics.metric_tensors()
     assert metrics["weight_mean"] == 1.0 and metrics["weight_std"] == 0.0
     assert metrics["zeroed_pos_at_ratio1"] == 0.0
     assert metrics["w_one_minus_p_mean"].item() == pytest.approx(1 - metrics["prob_mean"].item())
@@ -156,9 +165,13 @@ def test_uniform_weights_in_the_metrics():
 
 def test_shares_at_the_bounds_ignore_normalisation():
     batch = random_batch(0, rows=20, tokens=30)
-    _, plain = sg_policy_loss(*batch.tensors, PUBLISHED, EPS_LOW, EPS_HIGH)
+    plain = policy_loss(
+        *batch.tensors, LossSettings(PUBLISHED, EPS_LOW, EPS_HIGH)
+    ).statistics.metric_tensors()
     normalized = replace(PUBLISHED, normalize="batch_mean")
-    _, scaled = sg_policy_loss(*batch.tensors, normalized, EPS_LOW, EPS_HIGH)
+    scaled = policy_loss(
+        *batch.tensors, LossSettings(normalized, EPS_LOW, EPS_HIGH)
+    ).statistics.metric_tensors()
     for name in ("weight_at_lower", "weight_at_upper"):
         assert plain[name] == scaled[name] > 0
     assert scaled["weight_mean"].item() == pytest.approx(1.0) != plain["weight_mean"].item()
@@ -169,11 +182,13 @@ def test_shares_at_the_bounds_ignore_normalisation():
 def test_property_merging_is_one_shot(seed, cuts):
     # float64: a float32 exp may differ in its last bit with the token's place in the tensor.
     batch = random_batch(seed, rows=12, tokens=6)
-    options = {"batch_num_tokens": batch.mask.sum()}
-    whole = policy_loss_terms(*batch.tensors, WIDE, 0.2, 0.24, **options).statistics
+    options = {"total": batch.mask.sum()}
+    whole = policy_loss(*batch.tensors, LossSettings(WIDE, 0.2, 0.24), **options).statistics
     edges = [0, *sorted(cuts), 12]
     parts = [
-        policy_loss_terms(*batch.rows(slice(a, b)).tensors, WIDE, 0.2, 0.24, **options).statistics
+        policy_loss(
+            *batch.rows(slice(a, b)).tensors, LossSettings(WIDE, 0.2, 0.24), **options
+        ).statistics
         for a, b in itertools.pairwise(edges)
     ]
     merged = sum(parts, TokenStatistics.zeros())
@@ -184,9 +199,9 @@ def test_property_merging_is_one_shot(seed, cuts):
 def test_summing_the_tensors_merges_ranks():
     """An all-reduce of ``sums`` is all that ranks need; means of the ranks' means would differ."""
     batch = random_batch(1)
-    whole = policy_loss_terms(*batch.tensors, WIDE, 0.2, 0.24).statistics.metrics()
+    whole = policy_loss(*batch.tensors, LossSettings(WIDE, 0.2, 0.24)).statistics.metrics()
     parts = [batch.rows(slice(0, 2)), batch.rows(slice(2, 8))]
-    ranks = [policy_loss_terms(*part.tensors, WIDE, 0.2, 0.24).statistics for part in parts]
+    ranks = [policy_loss(*part.tensors, LossSettings(WIDE, 0.2, 0.24)).statistics for part in parts]
     bounds = ranks[0].weight_bounds
     reduced = TokenStatistics(torch.stack([rank.sums for rank in ranks]).sum(0), bounds).metrics()
     assert reduced == pytest.approx(whole, rel=1e-9, abs=1e-9)
@@ -209,14 +224,16 @@ def test_a_variance_that_rounds_below_zero_is_zero():
 def test_no_positive_tokens_is_no_nan():
     batch = random_batch(0)
     negative = batch.with_(advantages=-batch.advantages.abs())
-    _, metrics = sg_policy_loss(*negative.tensors, WIDE, 0.2, 0.24)
+    metrics = policy_loss(
+        *negative.tensors, LossSettings(WIDE, 0.2, 0.24)
+    ).statistics.metric_tensors()
     assert metrics["n_pos_tokens"] == metrics["zeroed_pos"] == 0.0
     assert all(bool(value.isfinite()) for value in metrics.values())
     assert metrics["zeroed_neg"] > 0
 
 
 def test_metric_tensors_are_the_metrics():
-    terms = policy_loss_terms(*random_batch(0).tensors, WIDE, 0.2, 0.24)
+    terms = policy_loss(*random_batch(0).tensors, LossSettings(WIDE, 0.2, 0.24))
     tensors = terms.statistics.metric_tensors()
     assert {name: value.item() for name, value in tensors.items()} == terms.statistics.metrics()
     assert all(value.dim() == 0 for value in tensors.values())
@@ -229,7 +246,7 @@ def test_kl_statistics_skip_masked_values():
 
 
 def test_one_mean_is_the_metric():
-    statistics = policy_loss_terms(*random_batch(0).tensors, WIDE, 0.2, 0.24).statistics
+    statistics = policy_loss(*random_batch(0).tensors, LossSettings(WIDE, 0.2, 0.24)).statistics
     metrics = statistics.metrics()
     for name in ("clip_ratio", "ppo_kl", "prob_mean"):
         assert statistics.mean(name).item() == metrics[name]

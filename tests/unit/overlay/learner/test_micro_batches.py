@@ -385,9 +385,9 @@ def test_the_mean_over_prompts_of_all_ranks_is_that_of_the_optimizer_step(
         loss_BT, mask_BT = loss_and_mask(items)
         prompts = torch.tensor([int(item.sequences[0]) // GROUP for item in items])
         counts = prompt_token_counts(mask_BT, prompts)
-        whole = aggregate(loss_BT, mask_BT, prompt_tokens_B=counts)
+        whole = aggregate(loss_BT, mask_BT, "prompt-mean", prompt_tokens=counts)
         total = sum(
-            aggregate(*loss_and_mask(m.samples), **m.loss_info) / rank.batching.accumulation
+            m.denominators.mean(*loss_and_mask(m.samples)) / rank.batching.accumulation
             for rank, m in parts
         )
         torch.testing.assert_close(total / RANKS, whole)

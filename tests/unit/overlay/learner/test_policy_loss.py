@@ -14,13 +14,14 @@ from openrlhf.models.loss import PolicyLoss
 from openrlhf.models.utils import compute_approx_kl
 
 from sg_rlhf.algo.kl import kl_estimate
-from sg_rlhf.algo.policy_loss import policy_loss_terms, sg_policy_loss
+from sg_rlhf.algo.policy_loss import LossSettings, policy_loss
 from sg_rlhf.algo.token_weights import token_weights
 from sg_rlhf.algo.weightings import WEIGHTINGS, GrpoSG
 from sg_rlhf.config import ConfigError, SGSettings, load_config
 from sg_rlhf.config.checks.losses import check_weighting
 from sg_rlhf.config.correction_presets import CORRECTIONS
 from sg_rlhf.overlay.learner.policy_loss import PolicyLossWithStatistics, kl_dispatcher
+from sg_rlhf.overlay.learner.replay_buffer import Denominators
 from sg_rlhf.overlay.reporting.errors import NonFiniteError
 from tests.unit.algo.batches import random_batch
 from tests.unit.algo.test_algorithms import context_of
@@ -31,7 +32,7 @@ from tests.unit.algo.test_algorithms import context_of
 def arguments(loss: str = "weighted_ppo", estimator: str = "wk3", **sg: Any) -> SimpleNamespace:
     return SimpleNamespace(
         sg=SimpleNamespace(**SGSettings(**sg).model_dump()),
-        actor=SimpleNamespace(policy_loss_type=loss),
+        actor=SimpleNamespace(policy_loss_type=loss, loss_agg_mode="token-mean"),
         algo=SimpleNamespace(kl=SimpleNamespace(estimator=estimator)),
     )
 
@@ -61,11 +62,9 @@ def run(loss: Any, data: dict[str, torch.Tensor], **info: Any) -> tuple[Any, tor
 @pytest.mark.parametrize("loss_type", ["ppo", "gspo"])
 @pytest.mark.parametrize("dual_clip", [None, 3.0])
 @pytest.mark.parametrize("level", ["off", "token", "seq"])
-@pytest.mark.parametrize(
-    "info", [{}, {"dp_size": 2, "batch_num_tokens": 77.0, "global_batch_size": 9.0}]
-)
+@pytest.mark.parametrize("denominators", [Denominators(), Denominators(2, 77.0, 9.0)])
 def test_stock_losses_are_upstreams_own_bit_for_bit(
-    loss_type: str, dual_clip: float | None, level: str, info: dict[str, float]
+    loss_type: str, dual_clip: float | None, level: str, denominators: Denominators
 ) -> None:
     def build() -> PolicyLoss:
         return PolicyLoss(
@@ -73,10 +72,14 @@ def test_stock_losses_are_upstreams_own_bit_for_bit(
         )
 
     data = batch()
+    info = {
+        "dp_size": denominators.ranks,
+        "batch_num_tokens": denominators.tokens,
+        "global_batch_size": denominators.responses,
+    }
     expected, expected_grad = run(build(), data, **info)
-    found, found_grad = run(
-        PolicyLossWithStatistics(build(), arguments(loss_type, "k3")), data, **info
-    )
+    loss = PolicyLossWithStatistics(build(), arguments(loss_type, "k3"))
+    found, found_grad = run(loss, data, denominators=denominators)
     assert torch.equal(expected_grad, found_grad)
     for ours, theirs in zip(found, expected, strict=True):
         assert (ours is None and theirs is None) or torch.equal(ours, theirs)
@@ -91,25 +94,22 @@ def test_ours_is_the_pure_loss_with_upstreams_settings(level: str) -> None:
     loss = PolicyLossWithStatistics(
         upstream, arguments(weighting={"type": "grpo_sg", "upper": 1.2})
     )
-    found, grad = run(loss, data, batch_num_tokens=40.0)
+    found, grad = run(loss, data, denominators=Denominators(tokens=40.0))
     log_probs = data["log_probs"].clone().requires_grad_()
     coefficient = None
     if level == "token":
         log_is = data["old_log_probs"] - data["rollout_log_probs"]
         keep = (log_is.exp() >= 0.5) & (log_is.exp() <= 5.0)
         coefficient = torch.where(keep, log_is.exp(), 0.0)
-    expected, _ = sg_policy_loss(
+    expected = policy_loss(
         log_probs,
         data["old_log_probs"],
         data["advantages"],
         data["action_mask"],
-        GrpoSG(upper=1.2),
-        0.2,
-        0.24,
-        10.0,
-        batch_num_tokens=40.0,
-        token_coef_BT=coefficient,
-    )
+        LossSettings(GrpoSG(upper=1.2), 0.2, 0.24, 10.0),
+        total=40.0,
+        coefficient=coefficient,
+    ).loss
     expected.backward()
     assert torch.equal(found[0], expected)
     assert log_probs.grad is not None and torch.allclose(grad, log_probs.grad)
@@ -178,7 +178,7 @@ def test_a_pass_of_lopti_leaves_the_other_tokens_out_of_loss_kl_and_statistics()
     mask = data["action_mask"].bool()
     for name, active in (("low", low), ("rest", ~low)):
         loss.lopti_pass = name
-        _, grad = run(loss, data, batch_num_tokens=40.0)
+        _, grad = run(loss, data, denominators=Denominators(tokens=40.0))
         kl = kl_dispatcher(args, loss)(data["log_probs"], base, kl_estimator="k3")
         statistics = loss.pop_statistics()
         assert torch.equal(grad != 0, active & mask & (grad != 0)) and bool((grad != 0).any())
@@ -304,10 +304,9 @@ def test_a_correction_scales_each_tokens_gradient(name: str, weighting: str) -> 
     by_hand = torch.tensor([given for given, _ in rows], dtype=torch.float64)
     expected = torch.where(batch.mask, gradient * by_hand.to(gradient.dtype), 0.0)
     assert torch.allclose(corrected, expected, rtol=1e-5, atol=1e-9)
-    terms = policy_loss_terms(
-        *batch.tensors, loss.weighting, 0.2, 0.24,
-        token_coef_BT=by_hand, context=loss.context,
-    )  # fmt: skip
+    terms = policy_loss(
+        *batch.tensors, LossSettings(loss.weighting), coefficient=by_hand, context=loss.context
+    )
     assert float(found[0].detach()) == pytest.approx(terms.loss.item(), rel=1e-6)
     outside = torch.tensor([out for _, out in rows])
     # Of the responses where they are what is kept or dropped, else of the tokens.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from types import SimpleNamespace
@@ -32,7 +33,7 @@ from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput
 
 from sg_rlhf.algo.kl import kl_estimate
-from sg_rlhf.algo.policy_loss import policy_loss_terms, sg_policy_loss
+from sg_rlhf.algo.policy_loss import LossSettings, policy_loss
 from sg_rlhf.algo.token_weights import weight_sum_and_count
 from sg_rlhf.algo.weightings.grpo_sg import GrpoSG
 from sg_rlhf.overlay.learner.experience_maker import SGExperienceMaker
@@ -529,20 +530,27 @@ def test_exactly_the_models_tokens_carry_gradient(
     assert bool((batch.advantages[expected] != 0).all())
     # U below 1 + eps_high: no dead zone at ratio 1.
     config = GrpoSG(upper=1.2, placement=placement)
-    loss, metrics = sg_policy_loss(log_probs, old, advantages, batch.action_mask, config, 0.2, 0.24)
+    output = policy_loss(
+        log_probs, old, advantages, batch.action_mask, LossSettings(config, 0.2, 0.24)
+    )
+    loss, metrics = output.loss, output.statistics.metrics()
     loss.backward()
     assert log_probs.grad is not None
     assert torch.equal(log_probs.grad != 0, expected)
     assert bool(torch.isfinite(loss)) and metrics["n_tokens"] == n_model
-    assert all(bool(torch.isfinite(value)) for value in metrics.values())
+    assert all(map(math.isfinite, metrics.values()))
 
     assert float(weight_sum_and_count(old, config, batch.action_mask)[1]) == n_model
 
     # KL, entropy and upstream's means, with finite junk where upstream multiplies by the mask.
     junk = torch.where(expected, 0.0, -7.0)
     values = (batch.action_log_probs + junk).requires_grad_()
-    terms = policy_loss_terms(
-        values, batch.action_log_probs, batch.advantages, batch.action_mask, config, 0.2, 0.24
+    terms = policy_loss(
+        values,
+        batch.action_log_probs,
+        batch.advantages,
+        batch.action_mask,
+        LossSettings(config, 0.2, 0.24),
     )
     weights = terms.weights_BT
     assert metrics["weight_mean"] == pytest.approx(float(weights[expected].mean()), abs=1e-5)
