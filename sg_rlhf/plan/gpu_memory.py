@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from sg_rlhf.machine.hardware import Hardware
 from sg_rlhf.plan.run_shape import RunShape
+from sg_rlhf.sampling import vllm_settings
 
 GIB = 2**30
 #: DeepSpeed's defaults (deepspeed/runtime/zero/config.py), in entries.
@@ -34,10 +35,6 @@ NCCL = 0.6 * GIB
 #: engine with graphs had 1.38 GiB asleep, with its context. Without graphs: assumed.
 ENGINE_GRAPHS = 0.6 * GIB
 ENGINE_EAGER = 0.4 * GIB
-#: vLLM's default of an asynchronous engine (vllm/config/scheduler.py), and what
-#: `sg_rlhf.sampling.vllm_settings.cuda_settings` gives it. `vllm.engine_args` is not read.
-ENGINE_BATCHED_TOKENS = 2048
-ENGINE_SEQUENCES = 256
 
 
 def policy(run: RunShape) -> float:
@@ -238,20 +235,26 @@ def engine_awake(run: RunShape, hardware: Hardware) -> float:
     return run.gpu_memory_utilization * hardware.gpu_memory_gib * GIB
 
 
-def engine_activations(run: RunShape) -> float:
-    """What vLLM's profiling run measures: a batch of 2,048 tokens, and the sampler's logits.
+def engine_sequences(hardware: Hardware) -> int:
+    """Sequences that an engine runs at a time. ``vllm.engine_args`` is not read."""
+    return vllm_settings.sequences_at_a_time(hardware.gpu_memory_gib)
 
-    The MLP's widest moment, 6f + 4h bytes a token, and three float32 copies of 128 sequences'
-    logits (the model's, processed, sorted or exponentiated).
+
+def engine_activations(run: RunShape, hardware: Hardware) -> float:
+    """What vLLM's profiling run measures: a batch of 8,192 tokens, and the sampler's logits.
+
+    The MLP's widest moment, 6f + 4h bytes a token, and three float32 copies of the logits of all
+    sequences (the model's, processed, sorted or exponentiated).
     """
     model = run.model
     wide = 6 * model.intermediate_size / run.engine_tp + 4 * model.hidden_size
-    return ENGINE_BATCHED_TOKENS * wide + 3 * 4.0 * ENGINE_SEQUENCES * model.vocab_size
+    logits = 4.0 * engine_sequences(hardware) * model.vocab_size
+    return vllm_settings.BATCHED_TOKENS * wide + 3 * logits
 
 
 def kv_cache(run: RunShape, hardware: Hardware) -> float:
     """What is left of vLLM's share for keys and values; below 0 where the weights do not fit."""
-    taken = engine_weights(run) + engine_activations(run) + engine_asleep(run)
+    taken = engine_weights(run) + engine_activations(run, hardware) + engine_asleep(run)
     return engine_awake(run, hardware) - taken
 
 

@@ -160,7 +160,7 @@ def cache_of(run: RunShape, hardware: Hardware) -> Cache:
     return Cache(
         gib=free / GIB,
         sequences=max(0.0, free / per_sequence),
-        wanted=min(wanted, gpu.ENGINE_SEQUENCES),
+        wanted=min(wanted, gpu.engine_sequences(hardware)),
     )
 
 

@@ -1,14 +1,15 @@
 """Settings of every vLLM engine of this project, for rollouts and for evaluation.
 
 Read in the source of vLLM 0.32.0 and FlashInfer 0.7.0. On GPUs it ran on one H100 and one H200
-(docs/gpu.md); tensor parallelism, dual chunk attention and prefix caching did not.
+(docs/gpu.md); tensor parallelism, dual chunk attention and prefix caching did not, nor did the
+numbers of sequences and tokens and the graph sizes below.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 #: Mistral's repositories hold the model twice. By default vLLM takes Mistral's own files, which
 #: means another tokenizer than the trainer's and a second download of the weights.
@@ -16,6 +17,17 @@ HUGGING_FACE_FILES = {"tokenizer_mode": "hf", "config_format": "hf", "load_forma
 DUAL_CHUNK = "dual_chunk_attention_config"
 #: The package with FlashInfer's compiled kernels. FlashInfer's main package has sources only.
 COMPILED_KERNELS = "flashinfer_jit_cache"
+#: Tokens of a step of a rollout engine on a GPU, as in vLLM's offline engine. In an engine that a
+#: program starts vLLM would take 2,048, and prefill a rollout's prompts in four times the steps.
+BATCHED_TOKENS = 8192
+#: GPUs from this memory on run more sequences, by vLLM's own table (``get_batch_defaults``).
+LARGE_GPU_GIB = 70
+#: Batch sizes with a CUDA graph; a batch is padded to the next one. vLLM takes 51 up to 512, each
+#: captured twice when an engine starts. The cost of a decoding step hardly depends on its padding.
+GRAPH_SIZES = (
+    *(1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128),
+    *(160, 192, 224, 256, 320, 384, 448, 512),
+)
 
 
 def plain_attention(hf_config: Any) -> Any:
@@ -67,7 +79,8 @@ def engine_settings(capability: tuple[int, int] | None, compiled_kernels: bool) 
 def engine_settings_here() -> dict[str, Any]:
     """:func:`engine_settings` for this machine."""
     has_compiled = importlib.util.find_spec(COMPILED_KERNELS) is not None
-    return engine_settings(compute_capability(), has_compiled)
+    gpu = first_gpu()
+    return engine_settings(gpu and gpu.capability, has_compiled)
 
 
 def cpu_settings(context: int) -> dict[str, Any]:
@@ -91,14 +104,29 @@ def cpu_settings(context: int) -> dict[str, Any]:
     }
 
 
-def cuda_settings() -> dict[str, Any]:
-    """Arguments of a rollout engine on a GPU.
+def sequences_at_a_time(gpu_gib: float) -> int:
+    """``max_num_seqs`` of a rollout engine: what vLLM's own server takes on such a GPU.
 
-    vLLM runs 256 to 1,024 sequences at a time in its own servers and offline, but 128 in an engine
-    that a program starts (``usage_context``). A step of 128 costs nearly as much as one of 256.
-    ``vllm.engine_args`` of a recipe wins.
+    In an engine that a program starts vLLM would take 128 (``usage_context``). More sequences than
+    its cache holds wait, so a large number costs memory for the sampler's logits only.
+
+    Args:
+        gpu_gib: memory of a GPU.
     """
-    return {"max_num_seqs": 256}
+    return 1024 if gpu_gib >= LARGE_GPU_GIB else 256
+
+
+def cuda_settings(gpu_gib: float) -> dict[str, Any]:
+    """Arguments of a rollout engine on a GPU; ``vllm.engine_args`` of a recipe wins.
+
+    Args:
+        gpu_gib: memory of a GPU.
+    """
+    return {
+        "max_num_seqs": sequences_at_a_time(gpu_gib),
+        "max_num_batched_tokens": BATCHED_TOKENS,
+        "cudagraph_capture_sizes": list(GRAPH_SIZES),
+    }
 
 
 def cuda_variables() -> dict[str, str]:
@@ -115,8 +143,15 @@ def cuda_variables() -> dict[str, str]:
     return {name: os.environ.get(name, value) for name, value in ours.items()}
 
 
-def compute_capability() -> tuple[int, int] | None:
-    """Compute capability of this node's first GPU, as (major, minor); None without a driver.
+class Gpu(NamedTuple):
+    """A GPU: compute capability as (major, minor), and memory in GiB."""
+
+    capability: tuple[int, int]
+    gib: float
+
+
+def first_gpu() -> Gpu | None:
+    """This node's first GPU; None without a driver.
 
     From the driver: vLLM caches its answer for the process, before the worker's
     CUDA_VISIBLE_DEVICES is set, and torch would create a CUDA context.
@@ -130,7 +165,8 @@ def compute_capability() -> tuple[int, int] | None:
     try:
         first = pynvml.nvmlDeviceGetHandleByIndex(0)
         major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(first)
-        return int(major), int(minor)
+        total = pynvml.nvmlDeviceGetMemoryInfo(first).total
+        return Gpu((int(major), int(minor)), int(total) / 2**30)
     except pynvml.NVMLError:
         return None
     finally:

@@ -92,7 +92,8 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
                 kwargs["dtype"] = "float32"
             kwargs = vllm_settings.cpu_settings(kwargs["max_model_len"]) | kwargs
         else:
-            kwargs = vllm_settings.cuda_settings() | kwargs
+            gpu = vllm_settings.first_gpu()
+            kwargs = vllm_settings.cuda_settings(gpu.gib if gpu else 0.0) | kwargs
         kwargs = vllm_settings.engine_settings_here() | kwargs | settings.engine_args
         if settings.engine_log_probs:
             # After temperature and top-p, as upstream asks for them where it corrects with them.

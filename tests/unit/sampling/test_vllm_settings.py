@@ -19,7 +19,7 @@ from sg_rlhf.config.upstream_flags import flags
 from sg_rlhf.config.value_ranges import MIN_TEMPERATURE
 from sg_rlhf.overlay.rollout.engine import SGRolloutActor
 from sg_rlhf.overlay.settings.worker_settings import WorkerSettings
-from sg_rlhf.plan import gpu_memory, shapes
+from sg_rlhf.plan import shapes
 from sg_rlhf.sampling import vllm_settings
 from sg_rlhf.sampling.request_seeds import LIMIT, SeedKey, request_seed
 
@@ -104,8 +104,24 @@ def test_the_rotary_embedding_of_the_context_is_the_plain_one(folder: Path) -> N
     assert torch.equal(*tables)
 
 
-def test_the_plan_counts_the_sequences_that_an_engine_runs() -> None:
-    assert vllm_settings.cuda_settings() == {"max_num_seqs": gpu_memory.ENGINE_SEQUENCES}
+@pytest.mark.parametrize(("gib", "sequences"), [(23.5, 256), (39.4, 256), (79.1, 1024)])
+def test_an_engine_on_a_gpu_takes_what_vllms_server_takes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, gib: float, sequences: int
+) -> None:
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.platforms import current_platform
+    from vllm.usage.usage_lib import UsageContext
+
+    def of_gpu(_device: int = 0) -> int:
+        return int(gib * 2**30)
+
+    monkeypatch.setattr(type(current_platform), "get_device_total_memory", staticmethod(of_gpu))
+    monkeypatch.setattr(type(current_platform), "get_device_name", staticmethod(lambda: "H100"))
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: False)
+    _, expected = EngineArgs.get_batch_defaults(1)
+    found = vllm_settings.cuda_settings(gib)
+    assert found["max_num_seqs"] == sequences == expected[UsageContext.OPENAI_API_SERVER]
+    assert found.keys() <= engine_args.names()
 
 
 def test_the_names_of_the_engines_arguments_are_vllms() -> None:
