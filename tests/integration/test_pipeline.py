@@ -100,6 +100,7 @@ def test_the_run_directory_holds_every_step(trained: Path) -> None:
     assert list((trained / "tensorboard").rglob("events.out.tfevents.*"))
     engine = json.loads((trained / "environment.json").read_text())["engine"]
     assert engine["vllm"] and engine["attention"] and engine["enforce_eager"] is True
+    assert engine["binaries"] and engine["prefix_caching"] is False
 
 
 def test_every_name_in_the_run_directory_is_on_the_metrics_page(trained: Path) -> None:

@@ -9,6 +9,7 @@ arrived. It begins with the first bucket of a sync and ends after the last.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,13 +41,25 @@ class BucketWorkerWrap(WorkerWrap):
     def engine_facts(self) -> dict[str, Any]:
         """What this engine runs with: for ``environment.json``."""
         groups = [group for kind in self.model_runner.attn_groups for group in kind]
+        compilation = self.vllm_config.compilation_config
+        scheduler = self.vllm_config.scheduler_config
+        kernels = {
+            getattr(getattr(layer, "impl", None), "vllm_flash_attn_version", None)
+            for layer in compilation.static_forward_context.values()
+        }
         return {
             "vllm": vllm.__version__,
             "platform": type(current_platform).__name__,
             "device": current_platform.get_device_name(),
             "attention": sorted({group.backend.get_name() for group in groups}),
+            "flash_attention": sorted(kernels - {None}),
             "enforce_eager": self.model_config.enforce_eager,
-            "cuda_graphs": str(self.vllm_config.compilation_config.cudagraph_mode),
+            "cuda_graphs": str(compilation.cudagraph_mode),
+            "cuda_graph_sizes": compilation.cudagraph_capture_sizes or [],
+            "max_num_seqs": scheduler.max_num_seqs,
+            "max_num_batched_tokens": scheduler.max_num_batched_tokens,
+            "prefix_caching": self.vllm_config.cache_config.enable_prefix_caching,
+            "binaries": _loaded_binaries(),
         }
 
     def receive_bucket(
@@ -123,3 +136,15 @@ def _open_ipc_handle(handle: Any, device_index: int) -> torch.Tensor:
     arguments[6] = device_index  # of torch.multiprocessing.reductions.rebuild_cuda_tensor
     tensor: torch.Tensor = rebuild(*arguments)
     return tensor
+
+
+def _loaded_binaries() -> dict[str, int]:
+    """vLLM's compiled libraries in this process: path in the package -> size in bytes."""
+    package = Path(vllm.__file__).parent
+    mapped = (line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines())
+    files = {Path(fields[5]) for fields in mapped if len(fields) == 6}
+    return {
+        str(file.relative_to(package)): file.stat().st_size
+        for file in sorted(files)
+        if file.suffix == ".so" and file.is_relative_to(package) and file.exists()
+    }
