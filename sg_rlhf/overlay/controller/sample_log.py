@@ -12,6 +12,9 @@ import torch
 
 from sg_rlhf.overlay.weight_sync.log_prob_check import CHECKED_SEQUENCES, CheckBatch
 
+#: Responses of a rollout that are decoded for its share of garbled ones.
+DECODED = 64
+
 
 class SampleLog:
     """Keeps a few samples of each rollout.
@@ -72,12 +75,14 @@ class SampleLog:
         text = self._tokenizer.decode(first.sequences[0], skip_special_tokens=True)
         return [text, first.info["reward"][0].item()]
 
-    def responses(self, experiences: list[Any]) -> list[str]:
-        """The model's text of every sample, without special tokens."""
+    def some_responses(self, experiences: list[Any]) -> list[str]:
+        """The model's text of up to :data:`DECODED` samples, without special tokens."""
+        samples = [(e, i) for e in experiences for i in range(len(e.sequences))]
         return [
-            self._tokenizer.decode(sequence[1:][mask.bool()].tolist(), skip_special_tokens=True)
-            for e in experiences
-            for sequence, mask in zip(e.sequences, e.action_mask, strict=True)
+            self._tokenizer.decode(
+                e.sequences[i][1:][e.action_mask[i].bool()].tolist(), skip_special_tokens=True
+            )
+            for e, i in _evenly_spaced(samples, DECODED)
         ]
 
     @functools.cached_property

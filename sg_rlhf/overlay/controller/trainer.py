@@ -266,7 +266,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         in_groups = self.args.algo.advantage.estimator in WITHIN_PROMPTS
         group = self.args.rollout.n_samples_per_prompt if in_groups else 1
         stats: dict[str, Any] = rollout_stats(experiences, group)
-        responses = self._sample_log.responses(experiences)
+        responses = self._sample_log.some_responses(experiences)
         stats[mixed_scripts.METRIC] = mixed_scripts.mixed_script_frac(responses)
         without_text = self._sample_log.frac_tokens_without_text(experiences)
         stats["rollout/frac_tokens_without_text"] = without_text

@@ -101,3 +101,10 @@ def test_a_row_has_what_engine_update_and_environment_did(monkeypatch: pytest.Mo
     assert first["log_probs"] == [-0.5, -1.0] and "update_log_probs" not in first
     assert first["entropies"] == [0.12346, 0.5]
     assert second["update_log_probs"] == [-0.25, -1.0] and "entropies" not in second
+
+
+@pytest.mark.parametrize(("samples", "decoded"), [(3, 3), (512, sample_log.DECODED)])
+def test_a_bounded_number_of_responses_is_decoded(samples: int, decoded: int) -> None:
+    rollout = [experience(k, 1.0, [9, 1, 1 + k % 8], [False, True]) for k in range(samples)]
+    found = log_of(4, 2).some_responses(rollout)
+    assert len(found) == decoded and set(found) <= set("abcdefgh")

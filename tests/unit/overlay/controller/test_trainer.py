@@ -352,7 +352,7 @@ def test_responses_without_a_token_are_counted(
     stats = {"rollout/num_samples": 1.0}
     monkeypatch.setattr(controller, "rollout_stats", lambda *_: stats)
     monkeypatch.setattr(made._sample_log, "collect", lambda *_: None)
-    monkeypatch.setattr(made._sample_log, "responses", lambda _experiences: [])
+    monkeypatch.setattr(made._sample_log, "some_responses", lambda _experiences: [])
     monkeypatch.setattr(made._sample_log, "frac_tokens_without_text", lambda _experiences: 0.0)
     monkeypatch.setattr(made._sample_log, "example", lambda _experiences: ["", 1.0])
     monkeypatch.setattr(made, "_send_to_ranks", lambda _experiences: None)
