@@ -23,6 +23,14 @@ _ROOT = Path(__file__).resolve().parents[2]
 _OURS = (str(_ROOT / "sg_rlhf") + os.sep, str(_ROOT / "eval") + os.sep)
 _COMMAND = re.compile(r"(?<![\w./-])(?:python(?= -m (?:sg_rlhf|eval)\b)|sg-rlhf(?= [a-z]))")
 
+#: Variables of NCCL, of gloo and of PyTorch's NCCL groups: interfaces, transports, limits.
+NETWORK_VARIABLES = ("NCCL_", "GLOO_", "TORCH_NCCL_")
+
+
+def network_variables() -> dict[str, str]:
+    """The exported settings of NCCL and gloo, which every process of a run needs."""
+    return {k: v for k, v in os.environ.items() if k.startswith(NETWORK_VARIABLES)}
+
 
 def as_typed(text: str) -> str:
     """``text`` with its commands written so that they run in this environment.

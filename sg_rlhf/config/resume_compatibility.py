@@ -25,7 +25,7 @@ FILE = "started_with.json"
 NUMERICS_ONLY = (
     "sg.fused_logprobs", "sg.skip_old_log_probs", "sg.share_prompts", "sg.weight_sync",
     "sg.sync_bucket_mb", "sg.sync_timeout", "sg.check_trained", "sg.grace_seconds",
-    "sg.cluster_wait", "sg.engine_start_timeout",
+    "sg.cluster_wait", "sg.engine_start_timeout", "sg.collective_timeout",
     "sg.engine_timeout", "sg.engine_restarts", "sg.on_nonfinite", "sg.max_nonfinite",
     "sg.trust_remote_code", "sg.contradicting_labels", "sg.engine_log_probs",
     "sg.engine_args",

@@ -141,6 +141,12 @@ class SGSettings(BaseModel):
         gt=0.0,
         description="seconds for all engines to load the model and start, a download included",
     )
+    collective_timeout: float = Field(
+        2400.0,
+        gt=0.0,
+        description="seconds that a rank waits for the others in NCCL or gloo before the run "
+        "stops; longer than sg.engine_start_timeout, as ranks wait there for engines",
+    )
     engine_timeout: float = Field(
         300.0,
         ge=0.0,

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from sg_rlhf.common.argument_types import OneLineParser, progress_bar
-from sg_rlhf.common.environment import script
+from sg_rlhf.common.environment import network_variables, script
 from sg_rlhf.common.text import single_line
 from sg_rlhf.config import Config, ConfigError, builtin_recipes, load_config, run_paths
 from sg_rlhf.config.checks import input_files
@@ -32,7 +32,7 @@ from sg_rlhf.config.checks import input_files
 EXCLUDED = [".git", ".venv", "venv", "__pycache__"]
 #: A job with more than this is refused: it is data, which belongs on a disk that all machines see.
 MAX_FILES, MAX_MIB = 20_000, 500
-#: What the run finds in its environment, if it is set here.
+#: What the run finds in its environment, if it is set here; and NCCL's and gloo's variables.
 HANDED_ON = ("SG_PLATFORM", "WANDB_MODE", "HF_HUB_OFFLINE")
 #: Ray kills a job that it stops after so long; beyond the time that the run has to save.
 BESIDE_GRACE_SECONDS = 60
@@ -183,6 +183,7 @@ def runtime_env(config: Config, package: Package) -> dict[str, Any]:
     wait = math.ceil(config.sg.grace_seconds) + BESIDE_GRACE_SECONDS
     variables = {"RAY_JOB_STOP_WAIT_TIME_S": str(wait), "PYTHONUNBUFFERED": "1"}
     variables |= {name: os.environ[name] for name in HANDED_ON if name in os.environ}
+    variables |= network_variables()
     return {"working_dir": str(package.content), "env_vars": variables}
 
 

@@ -13,6 +13,7 @@ import ray
 from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
 
 from sg_rlhf.common import home, resources
+from sg_rlhf.common.environment import network_variables
 from sg_rlhf.config import domain_settings
 from sg_rlhf.config.derived import topology
 from sg_rlhf.overlay.cluster import node_check, placement
@@ -115,11 +116,12 @@ def worker_variables(args: Any, on_cpu: bool) -> dict[str, str]:
     """
     variables = {
         "TOKENIZERS_PARALLELISM": os.environ.get("TOKENIZERS_PARALLELISM", "true"),
-        "NCCL_DEBUG": os.environ.get("NCCL_DEBUG", "WARN"),
+        "NCCL_DEBUG": "WARN",
         "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": os.environ.get(
             "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS", "1"
         ),
     }
+    variables |= network_variables()
     variables[worker_settings.VARIABLE] = WorkerSettings.from_args(args).to_json()
     # A worker without a GPU must not conclude that the run is without CUDA.
     variables[platform.PLATFORM_VARIABLE] = "cpu" if on_cpu else "cuda"

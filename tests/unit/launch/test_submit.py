@@ -147,10 +147,14 @@ def test_the_command_is_quoted_and_replaces_its_shell() -> None:
     ]  # fmt: skip
 
 
-def test_ray_waits_longer_than_the_run_may_save(checkout: Path, tmp_path: Path) -> None:
+def test_ray_waits_longer_than_the_run_may_save(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth1")
     config = recipe(**{"sg.grace_seconds": "100.5"})
     found = submit.runtime_env(config, submit.pack(checkout, tmp_path))
     assert found["env_vars"]["RAY_JOB_STOP_WAIT_TIME_S"] == "161"
+    assert found["env_vars"]["NCCL_SOCKET_IFNAME"] == "eth1"
     json.dumps(found)
 
 

@@ -85,6 +85,15 @@ def test_the_engines_of_a_run_compile_no_sampler(
     assert name not in ray_session.worker_variables(ARGS, on_cpu=True)
 
 
+def test_the_settings_of_the_network_reach_every_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    exported = {"NCCL_SOCKET_IFNAME": "eth1", "GLOO_SOCKET_IFNAME": "eth1", "NCCL_DEBUG": "INFO"}
+    for name, value in exported.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("OTHER_SOCKET_IFNAME", "eth1")
+    found = ray_session.worker_variables(ARGS, on_cpu=False)
+    assert exported.items() <= found.items() and "OTHER_SOCKET_IFNAME" not in found
+
+
 def test_a_worker_reads_the_settings_of_the_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
