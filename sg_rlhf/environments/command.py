@@ -15,6 +15,8 @@ from pydantic import ValidationError
 
 from sg_rlhf.common.argument_types import OneLineParser, key_values, port, positive_int
 from sg_rlhf.common.text import single_line
+from sg_rlhf.data_io.prompt_rows import PromptSchema
+from sg_rlhf.data_io.prompt_validation import PromptIndex, checked
 from sg_rlhf.data_io.records import DataError, json_objects
 from sg_rlhf.tasks import registry
 from sg_rlhf.tasks.codec import CharacterCodec
@@ -69,13 +71,16 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a file.
 
     Raises:
-        DataError: a row without a prompt or without an answer, or no row.
+        DataError: a row whose prompt is neither text nor messages, or whose answer is no text, or
+            no row.
     """
     rows = list(json_objects(path))
-    for number, row in enumerate(rows, start=1):
-        for key in ("input", "answer"):
-            if not isinstance(row.get(key), str):
-                raise DataError(f"{path}, line {number}: expected text as {key!r}")
+    places = [f"{path}, line {number}" for number in range(1, len(rows) + 1)]
+    for _ in checked(zip(places, rows, strict=True), PromptSchema(chat=True), PromptIndex()):
+        pass
+    for place, row in zip(places, rows, strict=True):
+        if not isinstance(row.get("answer"), str):
+            raise DataError(f"{place}: expected text as 'answer'")
     if not rows:
         raise DataError(f"{path}: no rows")
     return rows

@@ -1,7 +1,8 @@
 """A domain as an OpenEnv environment (https://github.com/huggingface/OpenEnv), version 0.10.
 
 An action is one turn of the model, `{"text": ...}`. An observation is what the model reads next,
-`{"text": ...}`; the last one has the reward, and in `metadata` the verdict: `correct`, `reason`,
+`{"text": ...}`. The first one of a row of messages has these as `messages`, and the last message as
+`text`. The last observation has the reward, and in `metadata` the verdict: `correct`, `reason`,
 `extracted`, `format_ok` and the domain's own figures. `reset(index=N)` takes row N of the file,
 `reset(seed=N)` a row drawn with that seed, `reset()` any.
 """
@@ -37,6 +38,9 @@ class TurnObservation(Observation):
     """What the model reads next; at the end, its reward."""
 
     text: str = Field(default="", description="what the model reads next")
+    messages: list[dict[str, Any]] = Field(
+        default=[], description="the prompt as a conversation, where the row has one"
+    )
 
 
 class DomainEnvironment(Environment[TurnAction, TurnObservation, State]):
@@ -91,7 +95,10 @@ class DomainEnvironment(Environment[TurnAction, TurnObservation, State]):
         self._episode = self._environment.begin(row, CharacterCodec())
         self._state = State(episode_id=episode_id or str(uuid.uuid4()), step_count=0)
         metadata = {"index": index, "datasource": row.get("datasource")}
-        return TurnObservation(text=str(row["input"]), metadata=metadata)
+        prompt = row["input"]
+        messages = [] if isinstance(prompt, str) else prompt
+        text = str(messages[-1]["content"] if messages else prompt)
+        return TurnObservation(text=text, messages=messages, metadata=metadata)
 
     def step(self, action: TurnAction, timeout_s: float | None = None, **_: Any) -> TurnObservation:
         """See `step_async`, which the server calls."""

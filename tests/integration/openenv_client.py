@@ -21,7 +21,8 @@ def main(url: str, episodes: list[list[str]]) -> None:
                 result = env.step({"text": turn})
                 texts.append(result.observation["text"])
             line = {
-                "texts": texts, "reward": result.reward, "done": result.done,
+                "texts": texts, "messages": first.observation["messages"],
+                "reward": result.reward, "done": result.done,
                 "metadata": result.metadata or result.observation.get("metadata"),
                 "steps": env.state()["step_count"],
             }  # fmt: skip

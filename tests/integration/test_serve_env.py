@@ -7,11 +7,12 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from sg_rlhf.tasks.arithmetic.data import generate
 from tests.integration.test_other_trainers import FOLDER, ROOT, pytestmark, run
 from tests.unit.tasks.search.http_retriever import running
 
@@ -21,7 +22,9 @@ SOLVED = "By cases. </think><answer> {answer} </answer>"
 
 
 @contextmanager
-def serving(domain: str, rows: list[dict[str, Any]], folder: Path, *settings: str) -> Iterator[str]:
+def serving(
+    domain: str, rows: Sequence[Mapping[str, Any]], folder: Path, *settings: str
+) -> Iterator[str]:
     """The command's server on a free port; gives its address."""
     data, log = folder / "rows.jsonl", folder / "log"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -54,6 +57,18 @@ def test_knights_and_knaves(tmp_path: Path) -> None:
     assert right["reward"] == 3.0 and right["metadata"]["correct"] is True
     assert other["texts"][0] == "Puzzle 2." and other["metadata"]["correct"] is False
     assert other["reward"] < 0
+
+
+def test_rows_of_messages(tmp_path: Path) -> None:
+    """As `sg-rlhf data arithmetic` writes them."""
+    rows, _, _ = generate(2, 0, 0, first=49, second=9, shown=2, form="equation")
+    turns = [f"It is {row['answer']}." for row in rows[:1]] + ["I do not know."]
+    with serving("arithmetic", rows, tmp_path) as url:
+        right, wrong = play(url, [[turn] for turn in turns])
+    assert right["messages"] == rows[0]["input"] and len(right["messages"]) == 5
+    assert right["texts"] == [rows[0]["input"][-1]["content"], ""]
+    assert (right["reward"], wrong["reward"]) == (1.0, 0.0)
+    assert wrong["metadata"]["reason"] == "no_number"
 
 
 def test_search_has_several_turns(tmp_path: Path) -> None:

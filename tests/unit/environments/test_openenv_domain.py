@@ -198,7 +198,10 @@ def test_rows_are_the_beginnings_of_episodes() -> None:
         (["kkk", "--data", "{data}"], "domain 'kkk': expected one of kk, math, search"),
         (["kk", "--data", "nowhere.jsonl"], "nowhere.jsonl"),
         (["kk", "--data", "{empty}"], "empty.jsonl: no rows"),
-        (["kk", "--data", "{chat}"], "chat.jsonl, line 1: expected text as 'input'"),
+        (
+            ["kk", "--data", "{chat}"],
+            "chat.jsonl, line 1: input: [{'role': 'user'}], expected messages",
+        ),
         (["kk", "--data", "{data}", "--set", "url=x"], "--set url=x: expected KEY=VALUE"),
         (["kk", "--data", "{data}", "--port", "70000"], "--port: 70000: expected a port"),
         (["kk", "--data", "{data}", "--port", "-1"], "--port: -1: expected a port"),
