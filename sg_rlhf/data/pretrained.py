@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -80,21 +79,16 @@ def run(args: argparse.Namespace) -> None:
     source = made_before(out)
     if source is None:
         source = make(out, args.source)
-        print(f"{out}: {described(source)}")
+        print(f"{out}: {model_folder.described(source)}")
     elif args.source not in (None, source["source"]):
-        raise DataError(f"--out {out}: {described(source)}, not the {args.source}: use another DIR")
+        raise DataError(
+            f"--out {out}: {model_folder.described(source)}, not the {args.source}: use another DIR"
+        )
     else:
-        print(f"{out} is there already: {described(source)}")
+        print(f"{out} is there already: {model_folder.described(source)}")
     if not args.no_next:
         print(f"Next: {as_typed(f'python -m sg_rlhf.train --config {RECIPE}')} "
               f"actor.model_name_or_path={args.out}")  # fmt: skip
-
-
-def described(source: Mapping[str, Any]) -> str:
-    """A folder's source in words."""
-    if source["source"] == "hub":
-        return f"{source['model']} from the hub, commit {source['revision'][:12]}"
-    return f"{source['model']} from the package {source['package']}, weights of {source['file']}"
 
 
 def made_before(out: Path) -> dict[str, Any] | None:

