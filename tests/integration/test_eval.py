@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
+from sg_rlhf.eval.suites import SUITES
 from sg_rlhf.tasks.kk.harnesses import grade_paper
 from tests.integration.conftest import ROOT, environment
 from tests.unit.eval.puzzle_files import write_puzzle_files
@@ -277,24 +278,41 @@ def test_adapters_are_merged_and_evaluated(tmp_path: Path) -> None:
     assert rows(tmp_path / "out") == rows(tmp_path / "merged")
 
 
-def test_lm_eval_asks_and_grades_the_same(puzzles: Path, tmp_path: Path) -> None:
+def lm_eval(task: str, folder: Path, **variables: str) -> list[dict[str, Any]]:
+    """The samples that lm-evaluation-harness logs of 8 questions to the tiny model."""
     result = subprocess.run(
         [
             sys.executable, "-m", "lm_eval", "run",
-            "--include_path", "sg_rlhf/eval/lm_eval_tasks", "--tasks", "sg_paper_t1",
+            "--include_path", "sg_rlhf/eval/lm_eval_tasks", "--tasks", task,
             "--model", "hf", "--model_args", f"pretrained={TINY},dtype=float32",
             "--device", "cpu", "--batch_size", "8", "--limit", "8",
-            "--gen_kwargs", "max_gen_toks=48", "--log_samples", "--output_path", str(tmp_path),
+            "--gen_kwargs", "max_gen_toks=48", "--log_samples", "--output_path", str(folder),
         ],
-        cwd=ROOT, env={**environment(), "SG_EVAL_DATA": str(puzzles)},
-        capture_output=True, text=True,
+        cwd=ROOT, env={**environment(), **variables}, capture_output=True, text=True,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr
-    (logged,) = tmp_path.rglob("samples_sg_paper_t1_*.jsonl")
+    (logged,) = folder.rglob(f"samples_{task}_*.jsonl")
     samples = [json.loads(line) for line in logged.read_text().splitlines()]
     assert len(samples) == 8
-    for sample in samples:
+    return samples
+
+
+def test_lm_eval_asks_and_grades_the_same(puzzles: Path, tmp_path: Path) -> None:
+    for sample in lm_eval("sg_paper_t1", tmp_path, SG_EVAL_DATA=str(puzzles)):
         (responses,) = sample["resps"]
         assert sample["arguments"]["gen_args_0"]["arg_0"] == sample["doc"]["prompt"]
         verdicts = [grade_paper(text, sample["doc"]["gold"]).correct for text in responses]
         assert sample["score"] == sum(verdicts) / len(verdicts)
+
+
+def test_lm_eval_writes_messages_with_the_models_template(tmp_path: Path) -> None:
+    questions, _ = SUITES["arithmetic"].select(["sums"])[0].load(None)
+    samples = lm_eval("sg_sums", tmp_path)
+    for sample, question in zip(samples, questions, strict=False):
+        asked = sample["arguments"]["gen_args_0"]["arg_0"]
+        assert asked.endswith(
+            f"<|im_start|>user\n{question.messages[-1]['content']}<|im_end|>\n"
+            "<|im_start|>assistant\n"
+        )
+        assert asked.count("<|im_start|>assistant") == 3
+        assert len(sample["resps"][0]) == 4

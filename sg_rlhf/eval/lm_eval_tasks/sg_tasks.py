@@ -18,7 +18,7 @@ from datasets import Dataset, DatasetDict
 
 from sg_rlhf.eval.scores.metrics import pass_at_k
 from sg_rlhf.eval.suites import SUITES
-from sg_rlhf.tasks.suite import Benchmark
+from sg_rlhf.tasks.suite import Benchmark, LoadedBenchmark, with_messages_written
 
 
 def benchmark(name: str) -> Benchmark:
@@ -26,10 +26,27 @@ def benchmark(name: str) -> Benchmark:
     return next(b for suite in SUITES.values() for b in suite.benchmarks if b.name == name)
 
 
-def load(benchmark_name: str, **_: Any) -> DatasetDict:
-    """The questions as the split "test". The harness passes `dataset_kwargs` and `metadata`."""
-    folder = os.environ.get("SG_EVAL_DATA")
-    questions, _sources = benchmark(benchmark_name).load(Path(folder) if folder else None)
+def load(benchmark_name: str, **given: Any) -> DatasetDict:
+    """The questions as the split "test".
+
+    Args:
+        given: `--model_args` and `--metadata`. Questions that are messages are written with the
+            chat template of `tokenizer`, else of `pretrained`.
+    """
+    folder, of_suite = os.environ.get("SG_EVAL_DATA"), benchmark(benchmark_name)
+    questions, sources = of_suite.load(Path(folder) if folder else None)
+    if any(question.messages for question in questions):
+        from transformers import AutoTokenizer
+
+        model = given.get("tokenizer") or given.get("pretrained")
+        if model is None:
+            raise ValueError(
+                f"sg_{benchmark_name}: its questions are messages: name the model whose chat "
+                "template writes them, --model_args pretrained=MODEL or tokenizer=MODEL"
+            )
+        loaded = [LoadedBenchmark(of_suite, questions, sources)]
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        ((_, questions, _),) = with_messages_written(loaded, tokenizer)
     rows = [
         {
             "benchmark": benchmark_name,
