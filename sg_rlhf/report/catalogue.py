@@ -14,7 +14,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from sg_rlhf.common.statistics import SPIKE_FACTOR, SPIKE_WINDOW
-from sg_rlhf.report import drawing, figures, stacked_figures
+from sg_rlhf.report import drawing, figures, stacked_figures, token_probabilities
 from sg_rlhf.report.drawing import Missing
 from sg_rlhf.report.figures import Line, lines
 from sg_rlhf.report.runs import Group
@@ -135,6 +135,14 @@ FIGURES = (
             Line("sg/w_one_minus_p_mean", "mean of w (1 - p)", steps=True, scale="zero"),
             missing="The runs do not log w (1 - p).",
         ),
+    ),
+    Entry(
+        "token_probabilities", "Likely and unlikely tokens",
+        "Mean probability p of the tokens in samples.jsonl, over all rollouts, as the paper's "
+        f"Figure 3: the {token_probabilities.SHOWN} least and the {token_probabilities.SHOWN} most "
+        f"probable of those that occur {token_probabilities.LEAST} times, and their number. "
+        "␣ is a space, ↵ a line end, ⇥ a tab.",
+        token_probabilities.draw, wide=True,
     ),
     Entry(
         "accuracy_by_set", "Accuracy of each set and source",

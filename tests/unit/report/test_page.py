@@ -68,12 +68,13 @@ def test_a_missing_file_is_a_sentence(tmp_path: Path, absent: str) -> None:
     (run_dir / absent).unlink()
     sentences = {
         jsonl_log.OPTIMIZER_STEPS: "optimizer_steps.jsonl has no gradient norm.",
-        jsonl_log.SAMPLES: "The runs kept no samples",
+        jsonl_log.SAMPLES: "No token occurs 10 times in samples.jsonl.",
         jsonl_log.EVALUATIONS: "No evaluation names its sets or data sources.",
     }
     text = build(run_dir)
     assert sentences[absent] in text
-    assert ("<h3>Not drawn</h3>" in text) is (absent != jsonl_log.SAMPLES)
+    assert "<h3>Not drawn</h3>" in text
+    assert ("The runs kept no samples" in text) is (absent == jsonl_log.SAMPLES)
 
 
 def test_held_out_accuracy_is_beside_the_name_of_the_run(tmp_path: Path) -> None:
