@@ -38,6 +38,7 @@ def sample_responses(
     """One response per prompt as token ids, with the end token if it came in time.
 
     Finished rows leave the batch, so the cost follows the sum of the lengths, not the longest one.
+    A prompt that comes several times is read once.
 
     Args:
         prompts: token ids; at least one each.
@@ -52,12 +53,15 @@ def sample_responses(
     responses: list[list[int]] = [[] for _ in prompts]
     alive = torch.arange(len(prompts), device=device)
     width, pad = max(map(len, prompts)), pad_id(model)
-    padded = [[pad] * (width - len(row)) + list(row) for row in prompts]
-    real = [[0] * (width - len(row)) + [1] * len(row) for row in prompts]
+    places = {row: place for place, row in enumerate(dict.fromkeys(map(tuple, prompts)))}
+    padded = [[pad] * (width - len(row)) + list(row) for row in places]
+    real = [[0] * (width - len(row)) + [1] * len(row) for row in places]
     tokens, mask = torch.tensor(padded, device=device), torch.tensor(real, device=device)
     positions = (mask.cumsum(1) - 1).clamp_min(0)
     cache = DynamicCache(config=model.config)
-    for _ in range(max_new_tokens):
+    # The prompts' rows are one for each prompt; those of the responses, one for each response.
+    row_of = torch.tensor([places[tuple(row)] for row in prompts], device=device)
+    for step in range(max_new_tokens):
         output = model(
             input_ids=tokens,
             attention_mask=mask,
@@ -66,6 +70,9 @@ def sample_responses(
             logits_to_keep=1,
         )
         logits = output.logits[:, -1].float()
+        if step == 0:
+            logits, mask, positions = logits[row_of], mask[row_of], positions[row_of]
+            cache.batch_select_indices(row_of)
         if temperature > 0:
             probs = (logits / temperature).softmax(-1)
             chosen = torch.multinomial(probs, 1, generator=generator)[:, 0]

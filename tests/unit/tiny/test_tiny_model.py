@@ -68,11 +68,18 @@ def test_weights_are_bf16(name):
 
 
 def test_batched_sampling_equals_one_at_a_time(shipped):
-    """Padding, the cache and rows that leave early change nothing."""
+    """Padding, the cache, rows that leave early and a prompt that is read once change nothing."""
     domain, model, tokenizer = shipped
     items = domain.held_out(domain.recipe)[96:104]
     prompts = [tokenizer(domain.prompt(item))["input_ids"] for item in items]
+    prompts += [prompts[5], prompts[0]]
+    rows = []
+    hook = model.register_forward_pre_hook(
+        lambda _, __, given: rows.append(len(given["input_ids"])), with_kwargs=True
+    )
     together = sample_responses(model, prompts, max_new_tokens=60, temperature=0)
+    hook.remove()
+    assert rows[:2] == [8, 10]
     alone = [
         sample_responses(model, [prompt], max_new_tokens=60, temperature=0)[0] for prompt in prompts
     ]
