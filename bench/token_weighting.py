@@ -16,7 +16,6 @@ the time and 1.001 times the memory of a step.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import statistics
 import subprocess
@@ -32,9 +31,11 @@ from openrlhf.models.loss import PolicyLoss
 
 from bench.common import at_least, peak_bytes, provenance, write
 from sg_rlhf.overlay.learner.policy_loss import (
-    PolicyLossWithStatistics,
-    kl_dispatcher,
-    token_context,
+    PolicyOutput,
+    RolloutConstants,
+    loss_batch,
+    loss_settings,
+    micro_batch_loss,
 )
 from sg_rlhf.overlay.learner.replay_buffer import Denominators
 
@@ -96,8 +97,7 @@ class Loss:
             dual_clip=actor.dual_clip,
             policy_loss_type=actor.policy_loss_type,
         )
-        self.args, self.loss = args, PolicyLossWithStatistics(stock, args)
-        self.kl = kl_dispatcher(args, self.loss)
+        self.settings = loss_settings(args, stock)
         generator = torch.Generator().manual_seed(0)
         batch, length = args.train.micro_batch_size, PROMPT_TOKENS + RESPONSE_TOKENS
         p = torch.rand(batch, length - 1, generator=generator)
@@ -106,37 +106,25 @@ class Loss:
             max=0
         )
         ids = torch.randint(5, 500, (batch, length), generator=generator)
+        mask = (torch.arange(length - 1) >= PROMPT_TOKENS - 1).expand(batch, -1)
         self.experience = argparse.Namespace(
             sequences=ids,
             attention_mask=torch.ones_like(ids),
+            action_mask=mask,
             action_log_probs=old,
+            base_action_log_probs=old,
             advantages=torch.randn(batch, 1, generator=generator).expand_as(p).contiguous(),
             rollout_log_probs=old,
         )
-        self.mask = (torch.arange(length - 1) >= PROMPT_TOKENS - 1).expand(batch, -1)
+        self.denominators = Denominators(1, mask.sum(), len(mask))
         self.entropy = torch.rand(p.shape, generator=generator)
 
     def __call__(self) -> None:
-        seen, self.log_probs.grad = self.experience, None
-        context = token_context(seen, self.loss.weighting)
-        self.loss.context = dataclasses.replace(
-            context, entropy=self.entropy, entropy_threshold=0.5
-        )
-        loss = self.loss(
-            self.log_probs,
-            seen.action_log_probs,
-            seen.advantages,
-            self.mask,
-            seen.rollout_log_probs,
-            denominators=Denominators(1, self.mask.sum(), len(self.mask)),
-        )[0]
-        kl = self.kl(
-            self.log_probs,
-            seen.action_log_probs,
-            kl_estimator=self.args.algo.kl.estimator,
-        )
-        (loss + 0.001 * (kl * self.mask).sum() / self.mask.sum()).backward()
-        self.loss.pop_statistics()
+        self.log_probs.grad = None
+        batch = loss_batch(self.experience, self.settings.weighting, self.denominators)
+        policy = PolicyOutput(self.log_probs, self.entropy)
+        rollout = RolloutConstants(kl_coef=0.001, entropy_threshold=0.5)
+        micro_batch_loss(batch, policy, self.settings, rollout).loss.backward()
 
 
 def losses(rounds: int, step_seconds: float) -> dict[str, dict[str, float]]:

@@ -20,13 +20,16 @@ from sg_rlhf.algo.advantages import (
     level_equal,
     population_std_correction,
 )
+from sg_rlhf.algo.kl import kl_estimate
+from sg_rlhf.algo.token_weights import token_weights
+from sg_rlhf.config.upstream_flags import KL_ESTIMATORS
+from sg_rlhf.config.weighting_resolution import built_weighting
 from sg_rlhf.overlay.learner import (
     micro_batches,
     old_log_probs,
     overlapped_reference,
     sample_mask,
 )
-from sg_rlhf.overlay.learner.policy_loss import kl_dispatcher
 from sg_rlhf.overlay.reporting.timing import PhaseTimer
 
 
@@ -55,7 +58,6 @@ class SGExperienceMaker(upstream.RemoteExperienceMaker):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._kl = kl_dispatcher(self.args, None)
         self._update_computes_old = old_log_probs.rule_of(self.args).of != "all"
         self._overlaps_reference = (
             self.initial_model_group is not None and overlapped_reference.can_overlap(self.args)
@@ -214,7 +216,11 @@ class SGExperienceMaker(upstream.RemoteExperienceMaker):
         mask_BT = sample.action_mask
         if reference_BT is not None and not kl_settings.use_loss:
             assert log_probs_BT is not None
-            kl_BT = self._kl(log_probs_BT, reference_BT, kl_estimator=kl_settings.estimator)
+            weights_BT = None
+            if kl_settings.estimator in KL_ESTIMATORS:
+                weighting = built_weighting(self.args.sg.weighting)
+                weights_BT = token_weights(log_probs_BT, weighting)
+            kl_BT = kl_estimate(log_probs_BT, reference_BT, weights_BT, kl_settings.estimator)
             difference_BT = log_probs_BT.float() - reference_BT.float()
         else:
             kl_BT = torch.zeros(mask_BT.shape)

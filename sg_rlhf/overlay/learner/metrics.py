@@ -1,13 +1,18 @@
-"""Metrics of an update: means over its micro-batches and ranks, and a row per optimizer step."""
+"""Metrics of an update: means over its micro-batches and ranks, and a row per optimizer step.
+
+Sums stay on the device until an optimizer step ends. Then all of them are reduced over the ranks
+together and read once, so that no micro-batch waits for the device.
+"""
 
 from __future__ import annotations
 
-import statistics
-from dataclasses import fields
-from typing import Any, NamedTuple
+from collections import defaultdict
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
+from torch import Tensor
 
 from sg_rlhf.algo.analysis.token_statistics import TokenStatistics
 
@@ -34,11 +39,11 @@ def logged_names(metrics: dict[str, float]) -> dict[str, float]:
     return {name: metrics[key] for key, name in RENAMED.items()} | ours
 
 
-def sample_metrics(experience: Any) -> dict[str, torch.Tensor]:
+def sample_metrics(experience: Experience) -> dict[str, Tensor]:
     """Upstream's logged values of a micro-batch: ``info``, and fields with a value per sample."""
-    metrics: dict[str, torch.Tensor] = {}
+    metrics: dict[str, Tensor] = {}
     for name, value in experience.info.items():
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, Tensor):
             metrics[name] = value
         elif isinstance(value, list):
             metrics[name] = torch.tensor(value, dtype=torch.float)
@@ -47,160 +52,184 @@ def sample_metrics(experience: Any) -> dict[str, torch.Tensor]:
         if (
             Experience.is_episode_tensor_field(field.name)
             and field.name not in {"rewards", "scores", *metrics}
-            and isinstance(value, torch.Tensor)
+            and isinstance(value, Tensor)
         ):
             metrics[field.name] = value
     return metrics
 
 
-class MicroBatchMetrics(NamedTuple):
-    """The metrics of one micro-batch on this rank.
+@dataclass(frozen=True)
+class MicroBatchMetrics:
+    """The metrics of one micro-batch on this rank; tensors on any device, without a gradient.
 
     Attributes:
-        means: a scalar tensor is a mean over the response tokens; [B] has a value per sample.
-        latest: values of which an update logs the last one.
-        num_tokens: response tokens. 0 takes the micro-batch out of all means.
+        means: a scalar is a mean over the response tokens; [B] has a value per sample. The names of
+            ``terms`` are among them.
+        terms: the terms of the loss, scalars: shares of the optimizer step's mean.
+        terms_per_step: factor that makes the mean of the terms over the step's micro-batches the
+            step's mean.
+        tokens_per_rank: response tokens of the optimizer step divided by the ranks: turns a share
+            of the step's mean into a sum over this micro-batch's tokens.
+        statistics: sums over its tokens.
+        mismatch: [2], sum of abs(old - engine's log-prob) and number of tokens.
+        failed: bool scalar: the loss is not finite, so that the micro-batch has no part in a mean.
+        num_tokens: response tokens; 0 takes the micro-batch out of all means.
         num_samples: B.
     """
 
-    means: dict[str, torch.Tensor]
-    latest: dict[str, float]
+    means: dict[str, Tensor]
+    terms: dict[str, Tensor]
+    terms_per_step: float
+    tokens_per_rank: Tensor | float
+    statistics: TokenStatistics
+    mismatch: Tensor
+    failed: Tensor
     num_tokens: int
     num_samples: int
 
+    def is_of_tokens(self, name: str) -> bool:
+        """Whether a mean is over tokens; else over samples."""
+        return self.means[name].dim() == 0
 
-class UpdateMeans:
-    """Means of an update's metrics over its micro-batches and ranks, weighted as upstream does.
 
-    Args:
-        strategy: upstream's, whose ``all_reduce`` gives the mean over ranks.
+@dataclass(frozen=True)
+class StepTotals:
+    """The micro-batches since the last reduction, over all ranks.
+
+    Attributes:
+        failed: of each micro-batch of this rank, whether its loss is not finite.
+        mismatch: mean abs(old - engine's log-prob); None without tokens that have both.
     """
 
-    def __init__(self, strategy: Any) -> None:
-        self._strategy = strategy
-        self._reduced: list[dict[str, float]] = []
-        self._latest: dict[str, float] = {}
-        self._per_token: set[str] = set()
-
-    def add(self, metrics: MicroBatchMetrics) -> dict[str, float]:
-        """Add a micro-batch; every rank must call it.
-
-        Returns:
-            The values of the progress bar, over all ranks.
-        """
-        tokens, samples = float(metrics.num_tokens), float(metrics.num_samples)
-        if not tokens:
-            samples = 0.0
-        totals = {"tokens": tokens, "samples": samples}
-        for name, value in metrics.means.items():
-            weight = tokens if value.dim() == 0 else samples
-            if value.dim() == 0:
-                self._per_token.add(name)
-            # A mean over no token is NaN.
-            totals[f"mean/{name}"] = value.float().mean().item() * weight if weight else 0.0
-        totals = self._strategy.all_reduce(totals)
-        reduced = {
-            name: _ratio(totals[f"mean/{name}"], totals[self._weight(name)])
-            for name in metrics.means
-        }
-        self._reduced.append({**totals, **reduced})
-        self._latest |= metrics.latest
-        values = {**metrics.latest, **reduced}
-        return {short: values[name] for short, name in _PROGRESS_BAR.items() if name in values}
-
-    def _weight(self, name: str) -> str:
-        return "tokens" if name in self._per_token else "samples"
-
-    def result(self) -> dict[str, Any]:
-        """The update's means and latest values."""
-        names = {
-            key.removeprefix("mean/")
-            for reduced in self._reduced
-            for key in reduced
-            if key.startswith("mean/")
-        }
-        totals = {
-            weight: sum(reduced[weight] for reduced in self._reduced)
-            for weight in ("tokens", "samples")
-        }
-        means = {}
-        for name in names:
-            weight = self._weight(name)
-            total = sum(reduced.get(name, 0) * reduced[weight] for reduced in self._reduced)
-            means[name] = _ratio(total, totals[weight])
-        return {**means, **self._latest}
+    failed: list[bool]
+    mismatch: float | None
 
 
-def _ratio(numerator: float, denominator: float) -> float:
-    return numerator / denominator if denominator else 0.0
-
-
-class StepLog:
-    """The rows of ``optimizer_steps.jsonl`` of one update.
+class UpdateLog:
+    """The rows of ``optimizer_steps.jsonl`` of one update, and the update's means.
 
     Args:
-        strategy: upstream's.
+        group: of the data-parallel ranks; None for all ranks.
 
     Attributes:
         rows: one of each optimizer step that was taken.
         statistics: token statistics of all these steps and ranks.
     """
 
-    def __init__(self, strategy: Any) -> None:
-        self._group = strategy.ds_device_mesh["dp"].get_group()
+    def __init__(self, group: Any) -> None:
+        self._group = group
         self.rows: list[dict[str, Any]] = []
         self.statistics = TokenStatistics.zeros()
-        self._losses: list[dict[str, float]] = []
-
-    def add_micro_batch(self, losses: dict[str, float]) -> None:
-        """Add the loss terms of a micro-batch of the present optimizer step."""
-        self._losses.append(losses)
+        self._pending: list[MicroBatchMetrics] = []
+        # Weighted sums and weights since the last `pop_means`, by metric.
+        self._sums: defaultdict[str, float] = defaultdict(float)
+        self._weights: defaultdict[str, float] = defaultdict(float)
+        self._latest: dict[str, float] = {}
+        self._bar: dict[str, float] = {}
+        self.discard_step()
 
     def discard_step(self) -> None:
-        """Drop the micro-batches of a step that was not taken."""
-        self._losses = []
+        """Start a row; drops the part of a step that was not taken."""
+        self._step_statistics = TokenStatistics.zeros()
+        self._step_terms: defaultdict[str, float] = defaultdict(float)
+        self._micro_batches = 0
 
-    def close_step(
-        self, step: int, grad_norm: float, learning_rate: float, local: TokenStatistics
-    ) -> None:
-        """Append the row of an optimizer step; every data-parallel rank must call it.
+    def add(self, metrics: MicroBatchMetrics) -> None:
+        """Add a micro-batch of the present optimizer step; does not wait for the device."""
+        self._pending.append(metrics)
+
+    def reduce(self) -> StepTotals:
+        """Sum the added micro-batches over all ranks, and read the sums: waits once.
+
+        Every data-parallel rank must call it.
+        """
+        pending, self._pending = self._pending, []
+        first, device = pending[0], torch.cuda.current_device()
+        failed_M = torch.stack([metrics.failed for metrics in pending]).to(device)
+        weights = [[float(m.num_tokens), float(m.num_samples)] for m in pending]
+        weights_M2 = torch.tensor(weights, dtype=torch.float64).to(device)
+        values_MK = torch.stack([_values(metrics, device) for metrics in pending])
+        # A micro-batch without tokens has means that are NaN.
+        counted_M1 = (~failed_M & (weights_M2[:, 0] > 0))[:, None]
+        sums = torch.cat([values_MK, weights_M2], dim=1).masked_fill(~counted_M1, 0.0).sum(0)
+        statistics = sum((m.statistics for m in pending[1:]), first.statistics)
+        packed = torch.cat([statistics.sums.to(device), sums])
+        torch.distributed.all_reduce(packed, group=self._group)
+        largest = statistics.maxima().to(device)
+        torch.distributed.all_reduce(largest, op=torch.distributed.ReduceOp.MAX, group=self._group)
+        read = torch.cat([packed, largest, failed_M.double()]).cpu()
+        parts = [statistics.sums.numel(), sums.numel(), largest.numel(), len(pending)]
+        statistic_sums, sums, largest, failed_M = read.split(parts)
+        self._micro_batches += len(pending)
+        self._step_statistics += TokenStatistics(statistic_sums, statistics.weight_bounds, largest)
+        ranks = torch.distributed.get_world_size(group=self._group)
+        *values, tokens, samples = sums.tolist()
+        for name in first.terms:
+            self._step_terms[name] += values.pop(0) / ranks
+        for name in first.means:
+            weight = tokens if first.is_of_tokens(name) else samples
+            value = values.pop(0)
+            self._sums[name] += value
+            self._weights[name] += weight
+            self._bar[name] = _ratio(value, weight)
+        difference, compared = values
+        return StepTotals(
+            failed_M.bool().tolist(), _ratio(difference, compared) if compared else None
+        )
+
+    def close_step(self, step: int, grad_norm: float, learning_rate: float) -> None:
+        """Append the row of an optimizer step.
 
         Args:
             step: its number in the run.
             grad_norm: of all ranks, before it is clipped.
             learning_rate: after the step.
-            local: token statistics of this rank's micro-batches.
         """
-        names = list(self._losses[0])
-        losses = [statistics.fmean(losses[name] for losses in self._losses) for name in names]
-        total, losses = self._reduce(local, losses)
+        count, total = self._micro_batches, self._step_statistics
         self.rows.append(
             {
                 "optimizer_step": step,
                 "actor_grad_norm": grad_norm,
                 "actor_lr": learning_rate,
-                "micro_batches": len(self._losses),
-                **dict(zip(names, losses, strict=True)),
+                "micro_batches": count,
+                **{name: value / count for name, value in self._step_terms.items()},
                 **logged_names(total.metrics()),
                 "sg/prob_hist": total.histogram("prob_hist").tolist(),
             }
         )
-        self._losses = []
         self.statistics += total
+        self.discard_step()
 
-    def _reduce(
-        self, local: TokenStatistics, losses: list[float]
-    ) -> tuple[TokenStatistics, list[float]]:
-        """Sum the statistics and average the losses over data-parallel ranks."""
-        device = torch.cuda.current_device()
-        ranks = torch.distributed.get_world_size(group=self._group)
-        packed = torch.cat(
-            [local.sums.to(device), torch.tensor(losses, dtype=torch.float64, device=device)]
-        )
-        torch.distributed.all_reduce(packed, group=self._group)
-        largest = local.maxima().to(device)
-        torch.distributed.all_reduce(largest, op=torch.distributed.ReduceOp.MAX, group=self._group)
-        packed = packed.cpu()
-        count = local.sums.numel()
-        total = TokenStatistics(packed[:count], local.weight_bounds, largest.cpu())
-        return total, (packed[count:] / ranks).tolist()
+    def set_latest(self, **values: float) -> None:
+        """Set values of which an update logs the last one."""
+        self._latest |= values
+
+    def progress(self) -> dict[str, float]:
+        """The values of the progress bar: of the latest optimizer step, over all ranks."""
+        values = self._bar | self._latest
+        return {short: values[name] for short, name in _PROGRESS_BAR.items() if name in values}
+
+    def pop_means(self) -> dict[str, float]:
+        """The means since the last call, and the latest values."""
+        means = {name: _ratio(total, self._weights[name]) for name, total in self._sums.items()}
+        self._sums.clear()
+        self._weights.clear()
+        return means | self._latest
+
+
+def _values(metrics: MicroBatchMetrics, device: Any) -> Tensor:
+    """float64: terms, weighted means and mismatch of a micro-batch; no wait for the device."""
+    terms = [term * metrics.terms_per_step for term in metrics.terms.values()]
+    weighted = []
+    for name, value in metrics.means.items():
+        if name in metrics.terms:
+            weighted.append(metrics.terms[name].double() * metrics.tokens_per_rank)
+        else:
+            weight = metrics.num_tokens if value.dim() == 0 else metrics.num_samples
+            weighted.append(value.float().mean().double() * weight)
+    scalars = [value.detach().double().to(device) for value in (*terms, *weighted)]
+    return torch.cat([torch.stack(scalars), metrics.mismatch.to(device)])
+
+
+def _ratio(numerator: float, denominator: float) -> float:
+    return numerator / denominator if denominator else 0.0

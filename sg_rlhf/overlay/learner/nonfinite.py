@@ -1,6 +1,7 @@
-"""Skips non-finite samples and optimizer steps (``sg.on_nonfinite=skip``).
+"""What happens to a loss or a gradient that is not finite: the run stops, or the step is skipped.
 
-Three levels:
+With ``sg.on_nonfinite=stop`` :class:`LossCheck` raises before the optimizer step. With ``skip``
+there are three levels:
 
 - a sample whose reward or log-prob is not finite before the update is masked
   (:mod:`sg_rlhf.overlay.learner.sample_mask`);
@@ -22,17 +23,119 @@ Each skipped step and each cause of masked samples is a row of ``nonfinite.jsonl
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
+from openrlhf.trainer.ppo_utils.experience import Experience
+from torch import Tensor
 
+from sg_rlhf.algo.nonfinite import rows_not_finite
 from sg_rlhf.overlay.learner import gradient_check, micro_batches
+from sg_rlhf.overlay.reporting.errors import NonFiniteError
 from sg_rlhf.run_dir import jsonl_log
+
+if TYPE_CHECKING:
+    from sg_rlhf.overlay.learner.policy_loss import LossOutput
 
 #: In a rank's status: rows of ``nonfinite.jsonl``, and why the run stops.
 ROWS, STOP = "sg_nonfinite", "sg_stop"
 SKIPPED_STEPS, MASKED_SAMPLES = "nonfinite/skipped_steps", "nonfinite/samples"
+
+
+def is_failed(loss: Tensor) -> Tensor:
+    """Whether a loss is not finite: a bool scalar on its device."""
+    return ~torch.isfinite(loss)
+
+
+@dataclass(frozen=True)
+class _Evidence:
+    """A micro-batch, until its optimizer step has been checked; tensors [B, T]."""
+
+    samples: list[Experience]
+    prompts: list[str]
+    loss: Tensor
+    log_probs_BT: Tensor
+    old_log_probs_BT: Tensor
+    advantages_BT: Tensor
+    mask_BT: Tensor
+
+
+class LossCheck:
+    """Finds the micro-batches of an optimizer step whose policy loss is not finite."""
+
+    def __init__(self) -> None:
+        self._micro_batches: list[_Evidence] = []
+
+    def add(self, samples: list[Experience], output: LossOutput, batch: Experience) -> Tensor:
+        """Add a micro-batch; does not wait for the device.
+
+        Args:
+            samples: its B samples, as the replay buffer has them.
+            output: its loss. A log-prob that is not finite makes it so too: its ratio to itself is
+                NaN.
+            batch: the samples on the device.
+
+        Returns:
+            bool scalar: whether its policy loss is not finite.
+        """
+        evidence = _Evidence(
+            samples,
+            batch.prompts,
+            output.policy_loss,
+            output.log_probs_BT,
+            output.old_log_probs_BT,
+            batch.advantages,
+            batch.action_mask,
+        )
+        self._micro_batches.append(evidence)
+        return is_failed(output.policy_loss)
+
+    def finish(self, failed: Sequence[bool], step: int, skips: RankSkips | None) -> None:
+        """Stop, or report to ``skips``, if a micro-batch failed; forget the micro-batches.
+
+        Args:
+            failed: of each micro-batch, what :meth:`add` returned.
+            step: number of the optimizer step.
+            skips: of this rank; None stops.
+
+        Raises:
+            NonFiniteError: one failed, and there are no ``skips``.
+        """
+        micro_batches, self._micro_batches = self._micro_batches, []
+        for evidence in itertools.compress(micro_batches, failed):
+            message = (
+                f"policy loss {float(evidence.loss)} before optimizer step {step}: "
+                f"{_describe(evidence)}; nothing was trained on it"
+            )
+            if skips is None:
+                raise NonFiniteError(message)
+            values = (evidence.log_probs_BT, evidence.old_log_probs_BT, evidence.advantages_BT)
+            bad = [rows_not_finite(of, evidence.mask_BT) for of in values]
+            skips.report_loss(message, evidence.samples, torch.stack(bad).any(0).tolist())
+
+
+def _describe(evidence: _Evidence) -> str:
+    valid = evidence.mask_BT.bool()
+    if not bool(valid.any()):
+        return "no token of the optimizer step takes part in it"
+    counts = {
+        name: int((~torch.isfinite(values[valid])).sum())
+        for name, values in (
+            ("log_probs", evidence.log_probs_BT),
+            ("old log_probs", evidence.old_log_probs_BT),
+            ("advantages", evidence.advantages_BT),
+        )
+    }
+    listed = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    bad = rows_not_finite(evidence.log_probs_BT, evidence.mask_BT).tolist()
+    prompt = next(itertools.compress(evidence.prompts, bad), None)
+    return (
+        f"of {int(valid.sum())} tokens not finite are {listed or 'none (an overflow in the loss)'}"
+        f"{f' (prompt: {prompt[-200:]!r})' if prompt is not None else ''}"
+    )
 
 
 class TooManySkips(Exception):
@@ -75,8 +178,8 @@ class RankSkips:
 
     A loss that is not finite may have a finite gradient, and the other ranks do not know of it. So
     the gradient is made NaN: DeepSpeed's reduction carries it to all ranks, and all skip. There are
-    two ways, because neither covers all steps. The update multiplies the loss by NaN, which needs a
-    response token. :meth:`spoil_gradients_of` needs a trained layer below the output head.
+    two ways, because neither covers all steps. :meth:`spoil_loss` multiplies the loss by NaN, which
+    needs a response token. :meth:`spoil_gradients_of` needs a trained layer below the output head.
 
     A skipped step counts in the engine's steps. DeepSpeed does not move the learning rate's
     schedule then; here it moves, so that every later step has its planned rate.
@@ -85,9 +188,6 @@ class RankSkips:
         args: upstream's nested namespace with ``sg``.
         faults: names the gradients that are not finite.
         scheduler: of the learning rate.
-
-    Attributes:
-        loss_failed: whether the loss of the present micro-batch was not finite.
     """
 
     def __init__(self, args: Any, faults: gradient_check.GradientFaults, scheduler: Any) -> None:
@@ -95,27 +195,32 @@ class RankSkips:
         self._group_size = args.rollout.n_samples_per_prompt
         self._max_in_a_row = args.sg.max_nonfinite
         self._has_loss_scale = args.ds.param_dtype == "fp16"
-        self.loss_failed = False
+        self._failed: Tensor | None = None  # whether the present micro-batch's loss is not finite
         self._in_a_row = 0
-        self._prompts: list[int] = []
         self._step_prompts: list[int] = []
         self._suspects: list[int] = []
         self._messages: list[str] = []
         self._masked: list[int] = []
         self._rows: list[dict[str, Any]] = []
 
-    def begin(self, indices: Iterable[Any]) -> None:
-        """Start a micro-batch.
+    def _prompts_of(self, samples: Iterable[Any]) -> list[int]:
+        indices = [int(sample.info[micro_batches.SAMPLE_INDEX]) for sample in samples]
+        return [index // self._group_size for index in indices]
+
+    def spoil_loss(self, loss: Tensor, failed: Tensor, samples: list[Any]) -> Tensor:
+        """The loss of a micro-batch, or NaN if it failed; before backward.
 
         Args:
-            indices: of its samples in the rollout.
+            loss: to run backward from.
+            failed: bool scalar: whether the policy loss is not finite.
+            samples: the micro-batch's, as the replay buffer has them.
         """
-        self._prompts = [int(index) // self._group_size for index in indices]
-        self._step_prompts += self._prompts
-        self.loss_failed = False
+        self._failed = failed
+        self._step_prompts += self._prompts_of(samples)
+        return loss * torch.where(failed, torch.nan, 1.0)
 
     def spoil_gradients_of(self, model: torch.nn.Module) -> None:
-        """Give the layers below the output head a NaN gradient while ``loss_failed``.
+        """Give the layers below the output head a NaN gradient where the loss is not finite.
 
         Needed if all tokens of a step are masked. Then the loss is 0/0, but no log-prob connects it
         to the layers.
@@ -124,8 +229,9 @@ class RankSkips:
             model: of the policy, with an output head; without one this does nothing.
         """
 
-        def spoiled(gradient: torch.Tensor) -> torch.Tensor:
-            return torch.full_like(gradient, torch.nan) if self.loss_failed else gradient
+        def spoiled(gradient: Tensor) -> Tensor:
+            failed = self._failed
+            return gradient if failed is None else gradient.masked_fill(failed, torch.nan)
 
         def watch(_head: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
             if torch.is_tensor(inputs[0]) and inputs[0].requires_grad:
@@ -135,18 +241,18 @@ class RankSkips:
         if head is not None:
             head.register_forward_pre_hook(watch)
 
-    def report_loss(self, message: str, rows: Sequence[bool]) -> None:
-        """Skip the present optimizer step, as the loss of a micro-batch is not finite.
+    def report_loss(self, message: str, samples: list[Any], rows: Sequence[bool]) -> None:
+        """Record a micro-batch whose loss is not finite; DeepSpeed skips its optimizer step.
 
         Args:
             message: details in one line.
-            rows: of each of the B samples, whether one of its numbers is not finite. If none is,
-                all samples are suspects.
+            samples: its B samples.
+            rows: of each, whether one of its numbers is not finite. If none is, all are suspects.
         """
-        self.loss_failed = True
         self._messages.append(message)
-        bad = [prompt for prompt, is_bad in zip(self._prompts, rows, strict=False) if is_bad]
-        self._suspects += bad or self._prompts
+        self._suspects += self._prompts_of(itertools.compress(samples, rows)) or self._prompts_of(
+            samples
+        )
 
     def mask_sample(self, item: Any) -> None:
         """Mask a sample of the replay buffer whose log-probs are not finite."""

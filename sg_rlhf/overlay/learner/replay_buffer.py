@@ -82,6 +82,7 @@ class MicroBatch:
         index: index of the micro-batch in its optimizer step.
         count: micro-batches of that optimizer step on this rank.
         denominators: of the losses.
+        num_tokens: its response tokens.
         aux_loss_scale: this micro-batch's share of the optimizer step's samples, times ranks and
             accumulation: 1 where all micro-batches have the same number of samples.
     """
@@ -91,6 +92,7 @@ class MicroBatch:
     index: int
     count: int
     denominators: Denominators
+    num_tokens: int
     aux_loss_scale: float
 
     @property
@@ -214,18 +216,20 @@ class UpdateBatching:
         steps = self._in_epoch_order(buffer)
         group = self._strategy.ds_device_mesh["dp"].get_group()
         ranks = torch.distributed.get_world_size(group=group)
-        counts = self._count(buffer, steps, group)
+        tokens_of = [int(item.action_mask.sum()) for item in buffer.items]
+        counts = self._count(tokens_of, steps, group)
         per_prompt = None
         if self._strategy.args.actor.loss_agg_mode == PROMPT_MEAN:
             per_prompt = self._count_per_prompt(buffer, steps, group)
+        samples = counts[:, 2].tolist()  # waits once
         micro_batches = []
         for number, step in enumerate(steps):
-            tokens, non_empty, samples = counts[number]
+            tokens, non_empty, _ = counts[number]
             denominators = Denominators(
                 ranks, tokens / self.accumulation, non_empty / self.accumulation
             )
             for index, indices in enumerate(step):
-                share = len(indices) * ranks * self.accumulation / float(samples)
+                share = len(indices) * ranks * self.accumulation / samples[number]
                 items = [buffer.items[i] for i in indices]
                 of_batch = denominators
                 if per_prompt is not None:
@@ -236,7 +240,15 @@ class UpdateBatching:
                         prompt_tokens_B=tokens_P[[self._prompt(item) for item in items]],
                     )
                 micro_batches.append(
-                    MicroBatch(items, number, index, len(step), of_batch, aux_loss_scale=share)
+                    MicroBatch(
+                        items,
+                        number,
+                        index,
+                        len(step),
+                        of_batch,
+                        sum(tokens_of[i] for i in indices),
+                        aux_loss_scale=share,
+                    )
                 )
         return micro_batches
 
@@ -259,7 +271,7 @@ class UpdateBatching:
         return [list(itertools.islice(drawn, len(step))) for step in steps]
 
     @staticmethod
-    def _count(buffer: Any, steps: Steps, group: Any) -> torch.Tensor:
+    def _count(tokens_of: list[int], steps: Steps, group: Any) -> torch.Tensor:
         """Response tokens, samples with one, and samples of each optimizer step on all ranks.
 
         Returns:
@@ -268,7 +280,7 @@ class UpdateBatching:
         counts = torch.zeros(len(steps), 3, dtype=torch.float64)
         for number, step in enumerate(steps):
             for i in itertools.chain.from_iterable(step):
-                tokens = int(buffer.items[i].action_mask.sum())
+                tokens = tokens_of[i]
                 counts[number] += torch.tensor([tokens, tokens > 0, 1], dtype=torch.float64)
         counts = counts.to(torch.cuda.current_device())
         torch.distributed.all_reduce(counts, group=group)

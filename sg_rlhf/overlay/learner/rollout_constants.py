@@ -16,8 +16,12 @@ from sg_rlhf.algo.token_weights import weight_sum_and_count
 from sg_rlhf.algo.weightings import Weighting
 from sg_rlhf.algo.weightings.top_entropy import TopEntropy
 from sg_rlhf.overlay.learner import gradient_check
-from sg_rlhf.overlay.learner.policy_loss import token_context
-from sg_rlhf.overlay.learner.replay_buffer import batch_on_device, policy_forward
+from sg_rlhf.overlay.learner.policy_loss import RolloutConstants, loss_batch, weighting_context
+from sg_rlhf.overlay.learner.replay_buffer import (
+    Denominators,
+    batch_on_device,
+    policy_forward,
+)
 
 
 def sum_over_rollout(trainer: Any, value_of_sample: Callable[[Any], torch.Tensor]) -> torch.Tensor:
@@ -41,9 +45,12 @@ def mean_weight(trainer: Any, weighting: Weighting) -> float:
     """Mean token weight of the rollout under the policy that sampled it (``batch_mean``)."""
 
     def sum_and_count(item: Any) -> torch.Tensor:
-        context = token_context(item, weighting)
+        settings, batch = trainer.loss_settings, loss_batch(item, weighting, Denominators())
+        eps = (settings.policy.eps_low, settings.policy.eps_high)
+        context = weighting_context(batch, RolloutConstants(), eps, None)
+        assert batch.old_log_probs_BT is not None
         return weight_sum_and_count(
-            item.action_log_probs, weighting, item.action_mask, context=context
+            batch.old_log_probs_BT, weighting, batch.mask_BT, context=context
         )
 
     total = sum_over_rollout(trainer, sum_and_count)
@@ -81,7 +88,6 @@ def entropy_threshold(trainer: Any, weighting: TopEntropy, batches: Iterable[lis
     for indices in batches:
         items = [trainer.replay_buffer.items[i] for i in indices]
         batch = batch_on_device(items, trainer.args)
-        trainer.actor_loss_fn.context = token_context(batch, weighting)
         _, output = policy_forward(trainer, batch, return_output=True, return_entropy=True)
         entropy_BT = output.entropy[:, -batch.action_mask.shape[1] :]
         entropies.append(entropy_BT[batch.action_mask.bool()].float().cpu())

@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from sg_rlhf.overlay.learner.micro_batches import SAMPLE_INDEX
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One sample: its mask [T] on the CPU, and values [T or longer] that may be on the device."""
+
+    mask_T: torch.Tensor
+    values: dict[str, torch.Tensor]
+
+    def lists(self) -> dict[str, list[float]]:
+        """The values of the response tokens; waits for the device."""
+        length = len(self.mask_T)
+        return {
+            name: row[:length].float().cpu()[self.mask_T].tolist()
+            for name, row in self.values.items()
+        }
 
 
 class TokenRecord:
@@ -18,24 +35,23 @@ class TokenRecord:
     """
 
     def __init__(self) -> None:
-        self._values: dict[int, dict[str, torch.Tensor]] = {}
+        self._values: dict[int, _Row] = {}
 
     def clear(self) -> None:
         """Forget the previous update."""
         self._values = {}
 
     def keep(self, items: list[Any], **values: torch.Tensor | None) -> None:
-        """Keep values of a micro-batch's response tokens.
+        """Keep values of a micro-batch's response tokens; does not wait for the device.
 
         Args:
             items: its B samples, as the replay buffer has them.
             values: by the name of a field of ``samples.jsonl``: [B, T], padded on the right; None
                 for values that this run does not compute.
         """
-        on_cpu = {k: v.detach().float().cpu() for k, v in values.items() if v is not None}
+        kept = {name: rows.detach() for name, rows in values.items() if rows is not None}
         for i, item in enumerate(items):
-            mask = item.action_mask.bool()
-            row = {name: rows[i][: len(mask)][mask] for name, rows in on_cpu.items()}
+            row = _Row(item.action_mask.bool(), {name: rows[i] for name, rows in kept.items()})
             self._values.setdefault(int(item.info[SAMPLE_INDEX]), row)
 
     def lookup(self, indices: Iterable[int]) -> list[dict[str, list[float]] | None]:
@@ -49,4 +65,4 @@ class TokenRecord:
             train it.
         """
         rows = (self._values.get(index) for index in indices)
-        return [None if row is None else {k: v.tolist() for k, v in row.items()} for row in rows]
+        return [None if row is None else row.lists() for row in rows]

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 import statistics
 import time
 from collections import defaultdict
@@ -24,7 +23,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from openrlhf.models.utils import masked_mean
+from openrlhf.trainer.ppo_utils.experience import Experience
 from tqdm import tqdm
 
 from sg_rlhf.algo import lopti
@@ -35,21 +34,24 @@ from sg_rlhf.overlay.learner import (
     micro_batches,
     nonfinite,
     parameter_update_check,
+    pass_times,
     rollout_constants,
 )
 from sg_rlhf.overlay.learner.metrics import (
     MicroBatchMetrics,
-    StepLog,
-    UpdateMeans,
+    UpdateLog,
     logged_names,
     sample_metrics,
 )
 from sg_rlhf.overlay.learner.old_log_probs import RankOldLogProbs
 from sg_rlhf.overlay.learner.overlapped_reference import RankReference
 from sg_rlhf.overlay.learner.policy_loss import (
-    PolicyLossWithStatistics,
-    kl_dispatcher,
-    token_context,
+    LossOutput,
+    PolicyOutput,
+    RolloutConstants,
+    loss_batch,
+    loss_settings,
+    micro_batch_loss,
 )
 from sg_rlhf.overlay.learner.replay_buffer import (
     BalancedBuffer,
@@ -64,21 +66,16 @@ from sg_rlhf.overlay.weight_sync import log_prob_check
 from sg_rlhf.run_dir import timing_keys
 from sg_rlhf.sampling.request_seeds import SeedKey, request_seed
 
-#: Log-probs of an experience, which upstream multiplies by the action mask.
-_LOG_PROB_FIELDS = ("action_log_probs", "base_action_log_probs", "rollout_log_probs")
-
 
 class SGActorPPOTrainer(SyncTrainer):
     """The trainer of one policy rank."""
 
-    actor_loss_fn: Any
     replay_buffer: Any
 
     def __init__(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(strategy, *args, **kwargs)
-        self.actor_loss_fn = PolicyLossWithStatistics(self.actor_loss_fn, strategy.args)
-        self._kl = kl_dispatcher(strategy.args, self.actor_loss_fn)
-        self._weighting = self.actor_loss_fn.weighting
+        self.loss_settings = loss_settings(strategy.args, self.actor_loss_fn)
+        self.constants = RolloutConstants()
         self.batching = UpdateBatching(strategy)
         if self.batching.cut_by_controller:
             buffer = self.replay_buffer
@@ -86,26 +83,26 @@ class SGActorPPOTrainer(SyncTrainer):
                 buffer.sample_batch_size, buffer.limit, buffer.cpu_offload, buffer.packing_samples
             )
         self._is_checked = False  # whether the engine's log-probs of this rollout are
-        self._entropy_threshold: float | None = None
-        self._entropy_BT: torch.Tensor | None = None  # of the latest micro-batch
-        if "entropy" in self._weighting.reads:
-            self.actor.register_forward_hook(self._keep_entropy)
-        self._log = StepLog(strategy)
+        self._log = self._new_log()
         self.old_log_probs = RankOldLogProbs(self)
         self.token_record = TokenRecord()
         self.reference = RankReference()
         self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._passes: list[tuple[Any, Any, Any]] = []  # times of the optimizer step's passes
         self.skips: nonfinite.RankSkips | None = None
+        self._loss_check = nonfinite.LossCheck()
         self._faults = gradient_check.GradientFaults(self.actor_optim, self._named_parameters)
         if self.args.sg.on_nonfinite == "skip":
             self.skips = nonfinite.RankSkips(self.args, self._faults, self.actor_scheduler)
-            self.actor_loss_fn.on_nonfinite = self.skips.report_loss
             self.skips.spoil_gradients_of(self.actor.model.module)
         self._first_step = (
             parameter_update_check.UpdateWatch(self.actor.model.module, self.actor_optim)
             if self.args.sg.check_trained
             else None
         )
+
+    def _new_log(self) -> UpdateLog:
+        return UpdateLog(self.strategy.ds_device_mesh["dp"].get_group())
 
     def _named_parameters(self) -> Iterable[tuple[str, Any]]:
         return self.actor.model.module.named_parameters()
@@ -126,19 +123,18 @@ class SGActorPPOTrainer(SyncTrainer):
             NonFiniteError: a loss or gradient is not finite, and ``sg.on_nonfinite=stop``.
             FrozenError: the run's first optimizer step did not train every tensor.
         """
-        self._log = StepLog(self.strategy)
+        self._log = self._new_log()
         self._seconds.clear()
         self.token_record.clear()
-        self.actor_loss_fn.mismatch.zero_()
         self._is_checked = False
         # Dropout draws the same numbers in a run that was resumed.
         key = SeedKey(self.args.train.seed, "update", self.actor.model.global_steps, 0)
         torch.manual_seed(request_seed(key, torch.distributed.get_rank()))
         memory.reset_peak()
-        self._prepare_rollout()
+        self._prepare_rollout(kl_ctl)
         try:
             train = self._train_lopti if self.args.sg.update == "lopti" else self._train_epochs
-            status = train(kl_ctl)
+            status = train()
         except nonfinite.TooManySkips as error:
             # Not raised: the controller writes the rows before it stops the run.
             status = {nonfinite.STOP: str(error)}
@@ -157,22 +153,23 @@ class SGActorPPOTrainer(SyncTrainer):
         status["sg_optimizer_steps"] = self._log.rows
         return status
 
-    def _prepare_rollout(self) -> None:
+    def _prepare_rollout(self, kl_ctl: float) -> None:
         """Compute the old log-probs and constants of the whole rollout that the loss needs."""
         started = time.perf_counter()
         if self.old_log_probs.compute_missing():
             self._seconds["update_old_log_probs"] = time.perf_counter() - started
-        if self._weighting.normalize == "batch_mean":
-            self.actor_loss_fn.mean_weight = rollout_constants.mean_weight(self, self._weighting)
-        if isinstance(self._weighting, TopEntropy):
+        weighting = self.loss_settings.weighting
+        self.constants = RolloutConstants(kl_coef=kl_ctl)
+        if weighting.normalize == "batch_mean":
+            mean = rollout_constants.mean_weight(self, weighting)
+            self.constants = dataclasses.replace(self.constants, mean_weight=mean)
+        if isinstance(weighting, TopEntropy):
             batches = itertools.chain.from_iterable(self.batching.steps(self.replay_buffer))
-            self._entropy_threshold = rollout_constants.entropy_threshold(
-                self, self._weighting, batches
-            )
+            threshold = rollout_constants.entropy_threshold(self, weighting, batches)
+            self.constants = dataclasses.replace(self.constants, entropy_threshold=threshold)
 
-    def _train_epochs(self, kl_ctl: float) -> dict[str, Any]:
+    def _train_epochs(self) -> dict[str, Any]:
         """The epochs over the replay buffer; returns means over micro-batches and ranks."""
-        means = UpdateMeans(self.strategy)
         for epoch in range(self.max_epochs):
             progress = tqdm(
                 self.batching.epoch(self.replay_buffer),
@@ -180,26 +177,24 @@ class SGActorPPOTrainer(SyncTrainer):
                 disable=not self.strategy.is_rank_0(),
             )
             for micro_batch in progress:
-                metrics = self.train_micro_batch(micro_batch, kl_ctl)
-                progress.set_postfix(means.add(metrics))
-        return means.result()
+                self.train_micro_batch(micro_batch)
+                if micro_batch.is_last:
+                    progress.set_postfix(self._log.progress())
+        return self._log.pop_means()
 
-    def _train_lopti(self, kl_ctl: float) -> dict[str, Any]:
+    def _train_lopti(self) -> dict[str, Any]:
         """Low-probability tokens first, then the others; omits a pass without a token."""
-        loss_fn = self.actor_loss_fn
-        statuses = []
+        constants, statuses = self.constants, []
         for name in lopti.PASSES:
             if not rollout_constants.count_lopti_tokens(self, name):
                 continue
-            first_row, loss_fn.lopti_pass = len(self._log.rows), name
-            try:
-                statuses.append(self._train_epochs(kl_ctl))
-            finally:
-                loss_fn.lopti_pass = None
+            first_row = len(self._log.rows)
+            self.constants = dataclasses.replace(constants, lopti_pass=name)
+            statuses.append(self._train_epochs())
             for row in self._log.rows[first_row:]:
                 row["pass"] = name
         if not statuses:  # no token takes part: a step that is refused or skipped, as always
-            return self._train_epochs(kl_ctl)
+            return self._train_epochs()
         return {
             key: statistics.fmean(status[key] for status in statuses if key in status)
             for key in statuses[-1]
@@ -207,12 +202,10 @@ class SGActorPPOTrainer(SyncTrainer):
 
     # ---- one micro-batch
 
-    def train_micro_batch(self, micro_batch: MicroBatch, kl_ctl: float) -> MicroBatchMetrics:
+    def train_micro_batch(self, micro_batch: MicroBatch) -> None:
         """Forward, loss, backward; with the last micro-batch of a step, the optimizer step.
 
-        Args:
-            micro_batch: the next one of the epoch.
-            kl_ctl: coefficient of the KL loss.
+        Only the end of an optimizer step waits for the device.
         """
         engine = self.actor.model
         steps_before = engine.global_steps
@@ -220,25 +213,31 @@ class SGActorPPOTrainer(SyncTrainer):
         if self.batching.is_variable:
             # ZeRO 1 and 2 would keep the gradient of the last micro-batch alone.
             engine.set_gradient_accumulation_boundary(micro_batch.is_last)
-        experience = self._load(micro_batch)
+        experience = batch_on_device(micro_batch.samples, self.args)
+        experience.info.pop(micro_batches.SAMPLE_INDEX, None)  # not a metric
         started = time.perf_counter()
+        self.reference.attach(experience, micro_batch.step, micro_batch.index)
+        self._seconds["update_reference_log_probs"] += time.perf_counter() - started
+        started = pass_times.now()
         needs_old = experience.action_log_probs is None
-        loss, losses = self._loss(experience, micro_batch, kl_ctl)
+        output = self._loss(experience, micro_batch)
+        loss_done = pass_times.now()
+        failed = self._loss_check.add(micro_batch.samples, output, experience)
+        loss = output.loss
+        if self.skips is not None:
+            loss = self.skips.spoil_loss(loss, failed, micro_batch.samples)
         if self.args.sg.samples_per_step:
-            # Before backward: the device has just been waited for.
             self.token_record.keep(
                 micro_batch.samples,
-                log_probs=self.actor_loss_fn.old_log_probs_BT,
-                update_log_probs=self.actor_loss_fn.log_probs_BT,
-                entropies=self._entropy_BT,
+                log_probs=output.old_log_probs_BT,
+                update_log_probs=output.log_probs_BT,
+                entropies=output.entropy_BT,
             )
-        if self.skips is not None and self.skips.loss_failed:
-            loss = loss * math.nan
         self.strategy.backward(loss, self.actor, self.actor_optim)
-        if micro_batch.is_last and not self._is_checked:
-            self._is_checked = True
-            if self.vllm_engines is not None:  # a replayed rollout may be of any weights
-                self._check_samples()
+        self._passes.append((started, loss_done, pass_times.now()))
+        self._log.add(self._metrics(experience, micro_batch, output, failed))
+        if micro_batch.is_last:
+            self._check_step()
         if micro_batch.is_last or not self.batching.is_variable:
             # With a fixed number of micro-batches DeepSpeed counts them itself.
             self.strategy.optimizer_step(
@@ -246,144 +245,78 @@ class SGActorPPOTrainer(SyncTrainer):
             )
             if self.ema_model:
                 self.strategy.moving_average(self.actor, self.ema_model, self.ema_beta, "cuda")
-        if needs_old:
-            self.old_log_probs.store(micro_batch.samples, self.actor_loss_fn.old_log_probs_BT)
-        metrics = self._metrics(experience, micro_batch, losses)
+        if needs_old and self.max_epochs > 1:
+            self.old_log_probs.store(micro_batch.samples, output.old_log_probs_BT)
+        self._log.set_latest(actor_lr=float(self.actor_scheduler.get_last_lr()[0]))
         if engine.global_steps > steps_before:
-            self._after_step(metrics)
-        # On CUDA what backward still computes is counted where it is next waited for.
-        loss_done = self.actor_loss_fn.finished_at
-        self._seconds["update_forward"] += loss_done - started
-        self._seconds["update_backward"] += time.perf_counter() - loss_done
-        return metrics
+            self._after_step()
 
-    def _check_samples(self) -> None:
-        """Before the rollout's first optimizer step: the engine sampled by the trainer's weights.
-
-        Raises:
-            SyncError: it did not.
-        """
-        difference, tokens = self.actor_loss_fn.mismatch.tolist()
-        totals = self.strategy.all_reduce({"difference": difference, "tokens": tokens})
-        if totals["tokens"]:
-            mean = totals["difference"] / totals["tokens"]
-            log_prob_check.check_samples(mean, self.args, self.actor.model.global_steps + 1)
-
-    def _load(self, micro_batch: MicroBatch) -> Any:
-        """The micro-batch as one experience on the device; sets the loss's context."""
-        experience = batch_on_device(micro_batch.samples, self.args)
-        started = time.perf_counter()
-        self.reference.attach(experience, micro_batch.step, micro_batch.index)
-        self._seconds["update_reference_log_probs"] += time.perf_counter() - started
-        loss_fn = self.actor_loss_fn
-        loss_fn.prompts = experience.prompts
-        loss_fn.step = self.actor.model.global_steps + 1
-        indices = experience.info.pop(micro_batches.SAMPLE_INDEX, ())  # not a metric
-        if self.skips is not None:
-            self.skips.begin(indices)
-        # A NaN at a masked position survives a product with the mask.
-        for name in _LOG_PROB_FIELDS:
-            if (values := getattr(experience, name)) is not None:
-                setattr(experience, name, values.masked_fill(experience.action_mask == 0, 0.0))
-        loss_fn.context = dataclasses.replace(
-            token_context(experience, self._weighting), entropy_threshold=self._entropy_threshold
-        )
-        return experience
-
-    def _loss(
-        self, experience: Any, micro_batch: MicroBatch, kl_ctl: float
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """loss = policy loss + kl_ctl * KL loss - entropy_coef * entropy + aux loss.
-
-        Each term is this micro-batch's share of the optimizer step's mean, times ranks and
-        accumulation, by which DeepSpeed divides. ``actor.loss_agg_mode`` chooses the mean of the
-        policy loss. KL and entropy have the mean over tokens, as upstream's, but with
-        ``prompt-mean`` also that over prompts, as Eq. 5 has the KL. Puts the metrics of the loss
-        into ``experience.info``.
-
-        Returns:
-            The scalar to run backward from, and its terms by metric name.
-        """
-        args, mask_BT, info = self.args, experience.action_mask, experience.info
+    def _loss(self, experience: Experience, micro_batch: MicroBatch) -> LossOutput:
+        """The loss of a micro-batch, after the policy's forward pass over it."""
+        settings = self.loss_settings
+        batch = loss_batch(experience, settings.weighting, micro_batch.denominators)
         log_probs_BT, output = policy_forward(
-            self, experience, return_output=True, return_entropy=args.actor.entropy_coef is not None
+            self, experience, return_output=True, return_entropy=settings.needs_entropy
         )
-        self._entropy_BT = None
-        policy_loss, clip_ratio, ppo_kl, vllm_kl, is_filter_ratio = self.actor_loss_fn(
-            log_probs_BT,
-            experience.action_log_probs,
-            experience.advantages,
-            action_mask=mask_BT,
-            rollout_log_probs=experience.rollout_log_probs,
-            denominators=micro_batch.denominators,
+        entropy_BT = None
+        if settings.needs_entropy:
+            entropy_BT = output.entropy[:, -batch.mask_BT.shape[1] :]
+        aux_loss = output.aux_loss if self.aux_loss else None
+        return micro_batch_loss(
+            batch,
+            PolicyOutput(log_probs_BT, entropy_BT, aux_loss),
+            settings,
+            self.constants,
+            micro_batch.aux_loss_scale,
         )
-        loss, losses = policy_loss, {"policy_loss": policy_loss.detach()}
-        info["ppo_clip_ratio"], info["ppo_kl"] = clip_ratio.detach(), ppo_kl.detach()
-        if vllm_kl is not None:
-            info["vllm_kl"], info["is_filter_ratio"] = vllm_kl.detach(), is_filter_ratio.detach()
-        if args.algo.kl.use_loss:
-            kl_BT, difference_BT = self._kl_of_tokens(log_probs_BT, experience)
-            kl_loss = micro_batch.denominators.mean(kl_BT, mask_BT)
-            losses["kl"] = kl_loss.detach()
-            info["kl"] = losses["kl"]
-            info["logprobs_diff"] = masked_mean(difference_BT, mask_BT).detach()
-            loss = loss + kl_loss * kl_ctl
-        if args.sg.kl_to_engine > 0:
-            kl_BT = self._kl(log_probs_BT, experience.rollout_log_probs, kl_estimator="k3")
-            engine_kl = micro_batch.denominators.mean(kl_BT, mask_BT)
-            losses["engine_kl"] = engine_kl.detach()
-            loss = loss + engine_kl * args.sg.kl_to_engine
-        if self.aux_loss:
-            aux_loss = output.aux_loss * args.actor.aux_loss_coef
-            loss = loss + aux_loss * micro_batch.aux_loss_scale
-        if args.actor.entropy_coef is not None:
-            entropy_BT = self._entropy_BT = output.entropy[:, -mask_BT.shape[1] :]
-            entropy = micro_batch.denominators.mean(entropy_BT, mask_BT)
-            losses["entropy_loss"] = entropy.detach()
-            if args.actor.entropy_coef != 0:
-                loss = loss - entropy * args.actor.entropy_coef
-        return loss, losses
-
-    def _kl_of_tokens(
-        self, log_probs_BT: torch.Tensor, experience: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The KL estimate and log pi - log pi_ref of each response token, both [B, T]."""
-        settings = self.args.algo.kl
-        if settings.init_coef <= 0:
-            return torch.zeros_like(log_probs_BT), torch.zeros_like(log_probs_BT)
-        reference_BT = experience.base_action_log_probs
-        kl_BT = self._kl(
-            log_probs_BT,
-            reference_BT,
-            log_probs_old=experience.action_log_probs,
-            kl_estimator=settings.estimator,
-            unbiased_gradient=settings.unbiased_gradient,
-        )
-        return kl_BT, log_probs_BT.float() - reference_BT.float()
 
     def _metrics(
-        self, experience: Any, micro_batch: MicroBatch, losses: dict[str, torch.Tensor]
+        self,
+        experience: Experience,
+        micro_batch: MicroBatch,
+        output: LossOutput,
+        failed: torch.Tensor,
     ) -> MicroBatchMetrics:
-        """The micro-batch's metrics; adds its loss terms to the optimizer step's row."""
-        num_tokens = int(experience.action_mask.sum())
-        if self.skips is not None and self.skips.loss_failed:
-            num_tokens = 0
-        # The row has their mean over the step's micro-batches: undo the share of each.
-        per_step = micro_batch.count // self.batching.accumulation
-        self._log.add_micro_batch(
-            {name: float(loss) * per_step if num_tokens else 0.0 for name, loss in losses.items()}
+        step = micro_batch.denominators
+        assert step.tokens is not None
+        mismatch = torch.zeros(2, dtype=torch.float64, device=failed.device)
+        if output.mismatch is not None:
+            mismatch = torch.stack(
+                [output.mismatch["mismatch_abs"], output.mismatch["mismatch_tokens"]]
+            )
+        return MicroBatchMetrics(
+            means={**sample_metrics(experience), **output.metrics, **output.terms},
+            terms=output.terms,
+            terms_per_step=micro_batch.count // self.batching.accumulation,
+            tokens_per_rank=step.tokens / step.ranks,
+            statistics=output.statistics,
+            mismatch=mismatch,
+            failed=failed,
+            num_tokens=micro_batch.num_tokens,
+            num_samples=len(micro_batch.samples),
         )
-        means = {**sample_metrics(experience), **losses}
-        if num_tokens:
-            # From a share of the step's mean to the mean over this micro-batch's tokens.
-            step = micro_batch.denominators
-            assert step.tokens is not None
-            tokens_per_rank = float(step.tokens) / step.ranks
-            means |= {k: loss * tokens_per_rank / num_tokens for k, loss in losses.items()}
-        latest = {"actor_lr": float(self.actor_scheduler.get_last_lr()[0])}
-        return MicroBatchMetrics(means, latest, num_tokens, len(experience.action_mask))
 
-    def _after_step(self, metrics: MicroBatchMetrics) -> None:
+    def _check_step(self) -> None:
+        """Before the optimizer step: read what its micro-batches summed, and check it.
+
+        Raises:
+            NonFiniteError: a loss is not finite, and ``sg.on_nonfinite=stop``.
+            SyncError: the engine did not sample by the trainer's weights.
+        """
+        step = self.actor.model.global_steps + 1
+        totals = self._log.reduce()
+        for started, loss_done, done in self._passes:
+            self._seconds["update_forward"] += pass_times.seconds(started, loss_done)
+            self._seconds["update_backward"] += pass_times.seconds(loss_done, done)
+        self._passes.clear()
+        self._loss_check.finish(totals.failed, step, self.skips)
+        if not self._is_checked:
+            self._is_checked = True
+            # A replayed rollout may be of any weights.
+            if self.vllm_engines is not None and totals.mismatch is not None:
+                log_prob_check.check_samples(totals.mismatch, self.args, step)
+
+    def _after_step(self) -> None:
         """After DeepSpeed's step: check that it was taken, and log it.
 
         Raises:
@@ -394,7 +327,6 @@ class SGActorPPOTrainer(SyncTrainer):
         applied = engine.was_step_applied()
         if self.skips is not None and self.skips.after_step(engine.global_steps, applied):
             self._log.discard_step()
-            self.actor_loss_fn.pop_statistics()
             if self._first_step is not None:
                 self._first_step.forget_gradients()
             return
@@ -403,25 +335,11 @@ class SGActorPPOTrainer(SyncTrainer):
         if self.args.ds.param_dtype != "fp16" and not applied:
             raise self._faults.error(engine.global_steps)
         grad_norm = float(self.strategy.get_grad_norm(self.actor))
-        metrics.latest["actor_grad_norm"] = grad_norm
-        self._log.close_step(
-            engine.global_steps,
-            grad_norm,
-            metrics.latest["actor_lr"],
-            self.actor_loss_fn.pop_statistics(),
-        )
+        rate = float(self.actor_scheduler.get_last_lr()[0])
+        self._log.set_latest(actor_grad_norm=grad_norm)
+        self._log.close_step(engine.global_steps, grad_norm, rate)
         # Only a step that was taken has moved the gradient into the optimizer.
         if self._first_step is not None and applied and grad_norm > 0.0:
             watch, self._first_step = self._first_step, None
             for remark in watch.result():
                 print(f"the first optimizer step: {remark}")
-
-    def _keep_entropy(self, _module: Any, _inputs: Any, outputs: Any) -> None:
-        """Forward hook: pass the entropies to the loss that follows."""
-        entropy = getattr(outputs[1], "entropy", None) if isinstance(outputs, tuple) else None
-        if entropy is not None:
-            loss_fn = self.actor_loss_fn
-            tokens = loss_fn.context.advantages.shape[1]
-            loss_fn.context = dataclasses.replace(
-                loss_fn.context, entropy=entropy.detach()[:, -tokens:]
-            )

@@ -18,8 +18,16 @@ from torch.utils._pytree import tree_iter, tree_map
 DEVICE = torch.device("meta")
 #: Operations that may read one device and write the other.
 ACROSS = ("_to_copy", "copy_")
+#: Operations on the device whose result the host reads.
+READS = ("_local_scalar_dense", "nonzero", "masked_select", "equal")
 #: Operations on the device whose indices may be on the CPU.
 INDEXED = ("index.Tensor", "index_put")
+
+
+class Waits:
+    """How often the host has read a tensor of the device, each of which waits for it."""
+
+    count = 0
 
 
 class CurrentDevice(str):
@@ -47,6 +55,7 @@ class OnDevice(torch.Tensor):
 
     def tolist(self) -> Any:
         """The values; torch's own reads the memory of a tensor, and this one has none."""
+        Waits.count += 1
         return self.held.tolist()
 
     @classmethod
@@ -82,13 +91,15 @@ class PretendDevice(ExitStack):
 
 def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     tensors = [x for x in tree_iter((args, kwargs)) if isinstance(x, torch.Tensor)]
-    on_device = any(isinstance(x, OnDevice) for x in tensors)
+    on_device = on_device_before = any(isinstance(x, OnDevice) for x in tensors)
     name = str(func).removeprefix("aten.")
     if on_device and not name.startswith(ACROSS):
         _check(name, args, tensors)
     if kwargs.get("device") is not None:
         on_device = torch.device(kwargs["device"]).type == DEVICE.type
         kwargs = {**kwargs, "device": torch.device("cpu")}
+    if on_device_before and (name.startswith(READS) or not on_device):
+        Waits.count += 1
     result = func(*tree_map(_values, args), **tree_map(_values, kwargs))
     if func._schema.is_mutable:  # in place
         return args[0]

@@ -6,7 +6,6 @@ import contextlib
 import inspect
 import resource
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,11 +13,12 @@ import torch
 from openrlhf.models import actor as upstream
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from sg_rlhf.algo.analysis.token_statistics import TokenStatistics
 from sg_rlhf.algo.log_probs import fused_log_probs
 from sg_rlhf.algo.log_probs.from_logits import log_probs_from_logits
 from sg_rlhf.algo.log_probs.fused_log_probs import selected_log_probs
 from sg_rlhf.overlay.learner import memory
-from sg_rlhf.overlay.learner.metrics import MicroBatchMetrics, UpdateMeans
+from sg_rlhf.overlay.learner.metrics import MicroBatchMetrics, UpdateLog
 from sg_rlhf.plan import gpu_memory as gpu
 from tests.unit.peak import Peak
 from tests.unit.plan.runs import run_of
@@ -26,32 +26,46 @@ from tests.unit.plan.runs import run_of
 # -- Means of an update's metrics over micro-batches ---------------------------------------------
 
 
-def means() -> UpdateMeans:
-    one_rank: Any = SimpleNamespace(all_reduce=lambda data: data)
-    return UpdateMeans(one_rank)
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> UpdateLog:
+    """Of one rank."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: "cpu")
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda *_, **__: None)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda **_: 1)
+    return UpdateLog(None)
 
 
-def test_scalars_are_weighted_by_tokens_and_vectors_by_samples() -> None:
-    found = means()
-    for loss, rewards, tokens, learning_rate in (
-        (1.0, [0.0, 1.0], 10, 0.1), (4.0, [1.0], 30, 0.2)
-    ):  # fmt: skip
+def micro_batch(
+    means: dict[str, torch.Tensor], tokens: int, samples: int, failed: bool = False
+) -> MicroBatchMetrics:
+    return MicroBatchMetrics(
+        means, {}, 1.0, 1.0, TokenStatistics.zeros(), torch.zeros(2, dtype=torch.float64),
+        torch.tensor(failed), tokens, samples,
+    )  # fmt: skip
+
+
+def test_scalars_are_weighted_by_tokens_and_vectors_by_samples(log: UpdateLog) -> None:
+    for loss, rewards, tokens in ((1.0, [0.0, 1.0], 10), (4.0, [1.0], 30)):
         values = {"policy_loss": torch.tensor(loss), "reward": torch.tensor(rewards)}
-        latest = {"actor_lr": learning_rate}
-        bar = found.add(MicroBatchMetrics(values, latest, tokens, len(rewards)))
-        assert bar["act_loss"] == pytest.approx(loss)
-    result = found.result()
+        log.add(micro_batch(values, tokens, len(rewards)))
+        log.reduce()
+        assert log.progress()["act_loss"] == pytest.approx(loss)
+    log.set_latest(actor_lr=0.2)
+    result = log.pop_means()
     assert result["policy_loss"] == pytest.approx((10 * 1.0 + 30 * 4.0) / 40)
     assert result["reward"] == pytest.approx(2 / 3) and result["actor_lr"] == 0.2
 
 
-def test_a_micro_batch_without_tokens_has_no_part_in_the_means() -> None:
+def test_a_micro_batch_without_tokens_or_that_failed_has_no_part_in_the_means(
+    log: UpdateLog,
+) -> None:
     nan = torch.tensor(float("nan"))
-    found = means()
-    found.add(MicroBatchMetrics({"kl": nan, "reward": torch.tensor([9.0, nan])}, {}, 0, 2))
-    assert found.result() == {"kl": 0.0, "reward": 0.0}
-    found.add(MicroBatchMetrics({"kl": torch.tensor(0.5), "reward": torch.ones(2)}, {}, 7, 2))
-    assert found.result() == {"kl": 0.5, "reward": 1.0}
+    log.add(micro_batch({"kl": nan, "reward": torch.tensor([9.0, nan])}, 0, 2))
+    log.add(micro_batch({"kl": nan, "reward": torch.tensor([9.0, 9.0])}, 5, 2, failed=True))
+    assert log.reduce().failed == [False, True]
+    log.add(micro_batch({"kl": torch.tensor(0.5), "reward": torch.ones(2)}, 7, 2))
+    log.reduce()
+    assert log.pop_means() == {"kl": 0.5, "reward": 1.0}
 
 
 # -- What a run logs of its memory ---------------------------------------------------------------

@@ -13,16 +13,24 @@ import torch
 from openrlhf.models.loss import PolicyLoss
 from openrlhf.models.utils import compute_approx_kl
 
+from sg_rlhf.algo.analysis.token_statistics import TokenStatistics
 from sg_rlhf.algo.kl import kl_estimate
 from sg_rlhf.algo.policy_loss import LossSettings, policy_loss
 from sg_rlhf.algo.token_weights import token_weights
-from sg_rlhf.algo.weightings import WEIGHTINGS, GrpoSG
+from sg_rlhf.algo.weightings import WEIGHTINGS, GrpoSG, TokenContext
 from sg_rlhf.config import ConfigError, SGSettings, load_config
 from sg_rlhf.config.checks.losses import check_weighting
 from sg_rlhf.config.correction_presets import CORRECTIONS
-from sg_rlhf.overlay.learner.policy_loss import PolicyLossWithStatistics, kl_dispatcher
+from sg_rlhf.overlay.learner.policy_loss import (
+    LossBatch,
+    LossOutput,
+    PolicyOutput,
+    RolloutConstants,
+    UpdateLossSettings,
+    loss_settings,
+    micro_batch_loss,
+)  # fmt: skip
 from sg_rlhf.overlay.learner.replay_buffer import Denominators
-from sg_rlhf.overlay.reporting.errors import NonFiniteError
 from tests.unit.algo.batches import random_batch
 from tests.unit.algo.test_algorithms import context_of
 
@@ -30,33 +38,47 @@ from tests.unit.algo.test_algorithms import context_of
 
 
 def arguments(loss: str = "weighted_ppo", estimator: str = "wk3", **sg: Any) -> SimpleNamespace:
+    kl = SimpleNamespace(estimator=estimator, use_loss=True, unbiased_gradient=False)
     return SimpleNamespace(
         sg=SimpleNamespace(**SGSettings(**sg).model_dump()),
-        actor=SimpleNamespace(policy_loss_type=loss, loss_agg_mode="token-mean"),
-        algo=SimpleNamespace(kl=SimpleNamespace(estimator=estimator)),
+        actor=SimpleNamespace(
+            policy_loss_type=loss, loss_agg_mode="token-mean", entropy_coef=None, aux_loss_coef=0.0
+        ),
+        algo=SimpleNamespace(kl=kl),
     )
 
 
-def batch(seed: int = 0, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+def tensors(seed: int = 0) -> LossBatch:
     generator = torch.Generator().manual_seed(seed)
     shape = (4, 13)
     old = -torch.rand(shape, generator=generator) * 4
     mask = (torch.rand(shape, generator=generator) > 0.2).long()
-    return {
-        "log_probs": (old + torch.randn(shape, generator=generator) * 0.3).to(dtype),
-        "old_log_probs": old.to(dtype),
-        "advantages": torch.randn((4, 1), generator=generator).expand(shape).clone(),
-        "action_mask": mask,
-        "rollout_log_probs": (old + torch.randn(shape, generator=generator) * 0.1).to(dtype),
-    }
+    return LossBatch(
+        mask_BT=mask,
+        advantages_BT=torch.randn((4, 1), generator=generator).expand(shape).clone(),
+        old_log_probs_BT=old,
+        engine_log_probs_BT=old + torch.randn(shape, generator=generator) * 0.1,
+    )
 
 
-def run(loss: Any, data: dict[str, torch.Tensor], **info: Any) -> tuple[Any, torch.Tensor]:
-    log_probs = data["log_probs"].clone().requires_grad_()
-    result = loss(**{**data, "log_probs": log_probs}, **info)
-    result[0].backward()
-    assert log_probs.grad is not None
-    return result, log_probs.grad
+def log_probs_near(batch: LossBatch, seed: int = 99) -> torch.Tensor:
+    assert batch.old_log_probs_BT is not None
+    noise = torch.randn(batch.mask_BT.shape, generator=torch.Generator().manual_seed(seed))
+    return (batch.old_log_probs_BT + 0.3 * noise).requires_grad_()
+
+
+def run(
+    upstream: PolicyLoss,
+    args: Any,
+    batch: LossBatch,
+    rollout: RolloutConstants = RolloutConstants(),  # noqa: B008
+) -> tuple[LossOutput, torch.Tensor]:
+    """The loss of a batch, and its gradient in the log-probs."""
+    log_probs = log_probs_near(batch)
+    settings = loss_settings(args, upstream)
+    output = micro_batch_loss(batch, PolicyOutput(log_probs), settings, rollout)
+    (gradient,) = torch.autograd.grad(output.loss, log_probs)
+    return output, gradient
 
 
 @pytest.mark.parametrize("loss_type", ["ppo", "gspo"])
@@ -66,129 +88,129 @@ def run(loss: Any, data: dict[str, torch.Tensor], **info: Any) -> tuple[Any, tor
 def test_stock_losses_are_upstreams_own_bit_for_bit(
     loss_type: str, dual_clip: float | None, level: str, denominators: Denominators
 ) -> None:
-    def build() -> PolicyLoss:
-        return PolicyLoss(
-            0.2, 0.24, dual_clip=dual_clip, policy_loss_type=loss_type, is_correction_level=level
-        )
-
-    data = batch()
-    info = {
-        "dp_size": denominators.ranks,
-        "batch_num_tokens": denominators.tokens,
-        "global_batch_size": denominators.responses,
-    }
-    expected, expected_grad = run(build(), data, **info)
-    loss = PolicyLossWithStatistics(build(), arguments(loss_type, "k3"))
-    found, found_grad = run(loss, data, denominators=denominators)
-    assert torch.equal(expected_grad, found_grad)
-    for ours, theirs in zip(found, expected, strict=True):
-        assert (ours is None and theirs is None) or torch.equal(ours, theirs)
+    upstream = PolicyLoss(
+        0.2, 0.24, dual_clip=dual_clip, policy_loss_type=loss_type, is_correction_level=level
+    )
+    batch = dataclasses.replace(tensors(), denominators=denominators)
+    log_probs = log_probs_near(batch)
+    expected, *figures = upstream(
+        log_probs, batch.old_log_probs_BT, batch.advantages_BT, action_mask=batch.mask_BT,
+        rollout_log_probs=batch.engine_log_probs_BT, dp_size=denominators.ranks,
+        batch_num_tokens=denominators.tokens, global_batch_size=denominators.responses,
+    )  # fmt: skip
+    (expected_gradient,) = torch.autograd.grad(expected, log_probs)
+    output, gradient = run(upstream, arguments(loss_type, "k3"), batch)
+    assert torch.equal(output.policy_loss, expected) and torch.equal(gradient, expected_gradient)
+    names = ("ppo_clip_ratio", "ppo_kl", "vllm_kl", "is_filter_ratio")
+    for name, theirs in zip(names, figures, strict=True):
+        ours = output.metrics.get(name)
+        assert (ours is None and theirs is None) or torch.equal(ours, theirs), name
 
 
 @pytest.mark.parametrize("level", ["off", "token"])
 def test_ours_is_the_pure_loss_with_upstreams_settings(level: str) -> None:
-    data = batch(1)
+    batch = dataclasses.replace(tensors(1), denominators=Denominators(2, 40.0))
     upstream = PolicyLoss(
         0.2, 0.24, dual_clip=10.0, policy_loss_type="weighted_ppo", is_correction_level=level
     )
-    loss = PolicyLossWithStatistics(
-        upstream, arguments(weighting={"type": "grpo_sg", "upper": 1.2})
-    )
-    found, grad = run(loss, data, denominators=Denominators(tokens=40.0))
-    log_probs = data["log_probs"].clone().requires_grad_()
-    coefficient = None
+    args = arguments(weighting={"type": "grpo_sg", "upper": 1.2})
+    output, gradient = run(upstream, args, batch)
+    log_probs, coefficient = log_probs_near(batch), None
+    assert batch.old_log_probs_BT is not None and batch.engine_log_probs_BT is not None
     if level == "token":
-        log_is = data["old_log_probs"] - data["rollout_log_probs"]
+        log_is = batch.old_log_probs_BT - batch.engine_log_probs_BT
         keep = (log_is.exp() >= 0.5) & (log_is.exp() <= 5.0)
         coefficient = torch.where(keep, log_is.exp(), 0.0)
     expected = policy_loss(
         log_probs,
-        data["old_log_probs"],
-        data["advantages"],
-        data["action_mask"],
+        batch.old_log_probs_BT,
+        batch.advantages_BT,
+        batch.mask_BT,
         LossSettings(GrpoSG(upper=1.2), 0.2, 0.24, 10.0),
         total=40.0,
         coefficient=coefficient,
     ).loss
-    expected.backward()
-    assert torch.equal(found[0], expected)
-    assert log_probs.grad is not None and torch.allclose(grad, log_probs.grad)
-    assert (found[3] is None) == (level == "off")
+    (expected_gradient,) = torch.autograd.grad(expected, log_probs)
+    assert torch.equal(output.policy_loss, 2 * expected)
+    assert torch.allclose(gradient, 2 * expected_gradient)
+    assert ("vllm_kl" in output.metrics) == (level != "off")
 
 
 def test_statistics_add_up_over_micro_batches() -> None:
-    upstream = PolicyLoss(0.2, 0.24, policy_loss_type="weighted_ppo")
-    whole, parts = (PolicyLossWithStatistics(upstream, arguments()) for _ in range(2))
-    data = batch(2)
-    run(whole, data)
-    for i in range(4):
-        run(parts, {k: v[i : i + 1] for k, v in data.items()})
-    expected, found = whole.pop_statistics().metrics(), parts.pop_statistics().metrics()
-    assert found.keys() == expected.keys() and expected["n_tokens"] == float(
-        data["action_mask"].sum()
-    )
+    upstream, batch = PolicyLoss(0.2, 0.24, policy_loss_type="weighted_ppo"), tensors(2)
+    settings, log_probs = loss_settings(arguments(), upstream), log_probs_near(batch)
+
+    def statistics(rows: slice) -> TokenStatistics:
+        part = LossBatch(
+            *(None if x is None else x[rows] for x in dataclasses.astuple(batch)[:5])  # type: ignore[arg-type]
+        )
+        policy = PolicyOutput(log_probs[rows])
+        return micro_batch_loss(part, policy, settings, RolloutConstants()).statistics
+
+    expected = statistics(slice(None)).metrics()
+    found = sum((statistics(slice(i, i + 1)) for i in range(4)), TokenStatistics.zeros()).metrics()
+    assert found.keys() == expected.keys()
+    assert expected["n_tokens"] == float(batch.mask_BT.sum())
     assert found == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
-def test_weighted_kl_shares_the_losss_weights_and_stock_kl_is_upstreams() -> None:
-    data, base = batch(3), batch(4)["old_log_probs"]
-    args = arguments(weighting={"type": "grpo_sg", "upper": 1.2})
-    loss = PolicyLossWithStatistics(PolicyLoss(0.2, 0.24, policy_loss_type="weighted_ppo"), args)
-    run(loss, data)
-    kl = kl_dispatcher(args, loss)
-    weights = token_weights(data["log_probs"], GrpoSG(upper=1.2), data["action_mask"])
-    mask = data["action_mask"].bool()
-    found = kl(data["log_probs"], base, kl_estimator="wk3")
-    assert torch.equal(found[mask], kl_estimate(data["log_probs"], base, weights, "wk3")[mask])
-    for name in ("k1", "k2", "k3"):
-        for unbiased in (False, True):
-            ours = kl(data["log_probs"], base, data["old_log_probs"], name, unbiased)
-            theirs = compute_approx_kl(
-                data["log_probs"], base, data["old_log_probs"], name, unbiased
-            )
-            assert torch.equal(ours, theirs)
-
-
-def test_without_a_loss_the_kl_takes_its_weights_from_the_log_probs() -> None:
-    data, base = batch(5), batch(6)["old_log_probs"]
-    found = kl_dispatcher(arguments("ppo", "wk3"), None)(
-        data["log_probs"], base, kl_estimator="wk3"
-    )
-    weights = token_weights(data["log_probs"], GrpoSG())
-    assert torch.equal(found, kl_estimate(data["log_probs"], base, weights, "wk3"))
-
-
+@pytest.mark.parametrize("unbiased", [False, True])
 @pytest.mark.parametrize("loss_type", ["ppo", "weighted_ppo"])
-def test_a_nan_stops_before_backward_and_says_where(loss_type: str) -> None:
-    data = batch(7)
-    position = tuple(data["action_mask"].nonzero()[0])
-    data["log_probs"][position] = float("nan")
-    loss = PolicyLossWithStatistics(
-        PolicyLoss(0.2, 0.24, policy_loss_type=loss_type), arguments(loss_type, "k3")
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "wk3"])
+def test_the_kl_of_the_loss(loss_type: str, estimator: str, unbiased: bool) -> None:
+    """Upstream's estimators bit for bit; a weighted one with the weights of the policy loss."""
+    batch = dataclasses.replace(tensors(3), reference_log_probs_BT=tensors(4).old_log_probs_BT)
+    args = arguments(loss_type, estimator, weighting={"type": "grpo_sg", "upper": 1.2})
+    args.algo.kl.unbiased_gradient = unbiased
+    output, _ = run(
+        PolicyLoss(0.2, 0.24, policy_loss_type=loss_type), args, batch, RolloutConstants(0.5)
     )
-    with pytest.raises(NonFiniteError, match="1 log_probs; nothing was trained"):
-        run(loss, data)
+    log_probs = log_probs_near(batch).detach()
+    given = (log_probs, batch.reference_log_probs_BT)
+    if estimator == "wk3":
+        weights = token_weights(log_probs, GrpoSG(upper=1.2), batch.mask_BT)
+        expected = kl_estimate(*given, weights, "wk3")  # type: ignore[arg-type]
+    else:
+        expected = compute_approx_kl(*given, batch.old_log_probs_BT, estimator, unbiased)
+    mean = (expected * batch.mask_BT).sum() / batch.mask_BT.sum()
+    assert torch.equal(output.terms["kl"], mean)
+    assert torch.allclose(output.loss, output.policy_loss + 0.5 * mean)
+    difference = (given[0] - tensors(4).old_log_probs_BT)[batch.mask_BT.bool()].mean()
+    assert output.metrics["logprobs_diff"] == pytest.approx(difference.item(), rel=1e-5)
+
+
+def test_the_loss_changes_nothing_that_it_is_given() -> None:
+    """Two calls give the same bits: no call leaves anything behind for the next."""
+    batch = tensors(5)
+    upstream = PolicyLoss(0.2, 0.24, policy_loss_type="weighted_ppo")
+    first, gradient = run(upstream, arguments(), batch)
+    run(upstream, arguments(weighting={"type": "uniform"}), tensors(6))
+    again, gradient_again = run(upstream, arguments(), batch)
+    assert torch.equal(first.loss, again.loss) and torch.equal(gradient, gradient_again)
+    assert torch.equal(first.statistics.sums, again.statistics.sums)
 
 
 def test_a_pass_of_lopti_leaves_the_other_tokens_out_of_loss_kl_and_statistics() -> None:
-    data, base = batch(8), batch(9)["old_log_probs"]
-    args = arguments(weighting={"type": "uniform"}, update="lopti", lopti_threshold=0.3)
-    loss = PolicyLossWithStatistics(PolicyLoss(0.2, 0.24, policy_loss_type="weighted_ppo"), args)
-    low = data["old_log_probs"].exp() < 0.3
-    mask = data["action_mask"].bool()
+    reference = tensors(9).old_log_probs_BT
+    batch = dataclasses.replace(
+        tensors(8), reference_log_probs_BT=reference, denominators=Denominators(tokens=40.0)
+    )
+    args = arguments(
+        estimator="k3", weighting={"type": "uniform"}, update="lopti", lopti_threshold=0.3
+    )
+    upstream = PolicyLoss(0.2, 0.24, policy_loss_type="weighted_ppo")
+    assert batch.old_log_probs_BT is not None
+    low, mask = batch.old_log_probs_BT.exp() < 0.3, batch.mask_BT.bool()
+    plain = compute_approx_kl(log_probs_near(batch).detach(), reference, None, "k3")
     for name, active in (("low", low), ("rest", ~low)):
-        loss.lopti_pass = name
-        _, grad = run(loss, data, denominators=Denominators(tokens=40.0))
-        kl = kl_dispatcher(args, loss)(data["log_probs"], base, kl_estimator="k3")
-        statistics = loss.pop_statistics()
-        assert torch.equal(grad != 0, active & mask & (grad != 0)) and bool((grad != 0).any())
-        assert torch.equal(kl[~active], torch.zeros_like(kl[~active]))
-        assert statistics["tokens"] == statistics["kl_tokens"] == (active & mask).sum() > 0
-        plain = compute_approx_kl(data["log_probs"], base, None, "k3")[active & mask]
-        assert statistics.metrics()["kl_mean"] == pytest.approx(float(plain.mean()))
-    loss.lopti_pass = None
-    run(loss, data)
-    assert loss.active_BT is None
+        output, gradient = run(upstream, args, batch, RolloutConstants(1e-9, lopti_pass=name))
+        assert torch.equal(gradient[~(active & mask)], torch.zeros_like(gradient[~(active & mask)]))
+        assert bool((gradient != 0).any())
+        assert output.terms["kl"] == pytest.approx(float(plain[active & mask].sum()) / 40.0)
+        assert output.statistics["tokens"] == (active & mask).sum() > 0
+        assert output.statistics["mismatch_tokens"] == (active & mask).sum()
+        # The engine is compared with the trainer over all of them.
+        assert output.mismatch is not None and output.mismatch["mismatch_tokens"] == mask.sum()
 
 
 @pytest.mark.parametrize(
@@ -274,16 +296,24 @@ def factors(
 
 def loss_and_gradient(
     case: dict[str, Any], weighting: str, batch: Any, engine: torch.Tensor
-) -> tuple[PolicyLossWithStatistics, tuple[Any, ...], torch.Tensor]:
+) -> tuple[UpdateLossSettings, TokenContext, LossOutput, torch.Tensor]:
     given = {f"is_correction_{key}": value for key, value in case.items()}
     upstream = PolicyLoss(0.2, 0.24, policy_loss_type="weighted_ppo", **given)
-    loss = PolicyLossWithStatistics(upstream, arguments(weighting={"type": weighting}))
-    loss.context = dataclasses.replace(context_of(batch), engine_log_probs=engine)
+    settings = loss_settings(arguments(weighting={"type": weighting}), upstream)
+    context = context_of(batch)
+    loss_batch = LossBatch(
+        mask_BT=batch.mask,
+        advantages_BT=batch.advantages,
+        old_log_probs_BT=batch.old_log_probs,
+        engine_log_probs_BT=engine,
+        keys_BT=context.keys,
+    )
     log_probs = batch.log_probs.detach().clone().requires_grad_()
-    found = loss(log_probs, batch.old_log_probs, batch.advantages, batch.mask, engine)
-    found[0].backward()
-    assert log_probs.grad is not None
-    return loss, found, log_probs.grad
+    rollout = RolloutConstants(entropy_threshold=context.entropy_threshold)  # type: ignore[arg-type]
+    policy = PolicyOutput(log_probs, context.entropy)
+    output = micro_batch_loss(loss_batch, policy, settings, rollout)
+    (gradient,) = torch.autograd.grad(output.loss, log_probs)
+    return settings, dataclasses.replace(context, engine_log_probs=engine), output, gradient
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -293,8 +323,8 @@ def test_a_correction_scales_each_tokens_gradient(name: str, weighting: str) -> 
     batch = random_batch(5, rows=12, tokens=16)
     noise = torch.randn(batch.mask.shape, generator=torch.Generator().manual_seed(1))
     engine = batch.old_log_probs.detach() + noise.to(batch.old_log_probs.dtype)
-    plain, (value, *_), gradient = loss_and_gradient({}, weighting, batch, engine)
-    loss, found, corrected = loss_and_gradient(case, weighting, batch, engine)
+    *_, plain, gradient = loss_and_gradient({}, weighting, batch, engine)
+    settings, context, found, corrected = loss_and_gradient(case, weighting, batch, engine)
     rows = [
         factors(case, *row)
         for row in zip(
@@ -304,18 +334,16 @@ def test_a_correction_scales_each_tokens_gradient(name: str, weighting: str) -> 
     by_hand = torch.tensor([given for given, _ in rows], dtype=torch.float64)
     expected = torch.where(batch.mask, gradient * by_hand.to(gradient.dtype), 0.0)
     assert torch.allclose(corrected, expected, rtol=1e-5, atol=1e-9)
-    terms = policy_loss(
-        *batch.tensors, LossSettings(loss.weighting), coefficient=by_hand, context=loss.context
-    )
-    assert float(found[0].detach()) == pytest.approx(terms.loss.item(), rel=1e-6)
+    output = policy_loss(*batch.tensors, settings.policy, coefficient=by_hand, context=context)
+    assert float(found.policy_loss) == pytest.approx(output.loss.item(), rel=1e-6)
     outside = torch.tensor([out for _, out in rows])
     # Of the responses where they are what is kept or dropped, else of the tokens.
     counted = outside[:, 0] if case["level"] == "seq" else outside[batch.mask]
     share = counted.double().mean().item()
-    assert 0 < share < 1 and float(found[4]) == pytest.approx(share)
-    assert found[0].item() != value.item()
+    assert 0 < share < 1 and float(found.metrics["is_filter_ratio"]) == pytest.approx(share)
+    assert found.loss.item() != plain.loss.item()
     # What the row says of the mismatch does not depend on the correction.
-    without, with_it = (one.pop_statistics().metrics() for one in (plain, loss))
+    without, with_it = (one.statistics.metrics() for one in (plain, found))
     keys = [key for key in without if "mismatch" in key]
     assert {key: without[key] for key in keys} == {key: with_it[key] for key in keys}
     assert without["n_mismatch_tokens"] == int(batch.mask.sum())
@@ -327,10 +355,10 @@ def test_a_correction_scales_each_tokens_gradient(name: str, weighting: str) -> 
 def test_what_the_mismatch_does_to_the_weight_is_within_its_slope(weighting: str) -> None:
     batch = random_batch(6, rows=12, tokens=16)
     engine = batch.old_log_probs.detach() + 0.05
-    loss, _, _ = loss_and_gradient({}, weighting, batch, engine)
-    metrics = loss.pop_statistics().metrics()
+    settings, _, output, _ = loss_and_gradient({}, weighting, batch, engine)
+    metrics = output.statistics.metrics()
     p = torch.linspace(0.0, 1.0, 100_001, dtype=torch.float64)
-    w = loss.weighting.curve(p)
+    w = settings.weighting.curve(p)
     slope = float((w[1:] - w[:-1]).abs().max() / (p[1] - p[0]))
     largest = float((engine.exp() - batch.old_log_probs.exp())[batch.mask].abs().max())
     assert metrics["mismatch_weight_max"] <= slope * largest * (1 + 1e-6)

@@ -18,7 +18,7 @@ from sg_rlhf.overlay.learner import micro_batches
 from sg_rlhf.overlay.learner.update import SGActorPPOTrainer
 from sg_rlhf.overlay.reporting.errors import NonFiniteError, SyncError
 from sg_rlhf.run_dir.timing_keys import OF_THE_RANK
-from tests.unit.overlay.pretend_device import DEVICE, CurrentDevice, PretendDevice
+from tests.unit.overlay.pretend_device import DEVICE, CurrentDevice, PretendDevice, Waits
 
 CONFIGS = Path(__file__).parents[4] / "configs"
 ALGORITHMS = sorted(path.stem for path in (CONFIGS / "algorithms").glob("*.yaml"))
@@ -221,6 +221,26 @@ def test_no_operation_mixes_devices(
         seconds = [status.pop(f"timing/{part}") for part in OF_THE_RANK]
         assert seconds[0] == 0 and min(seconds[1:]) > 0
     assert found == expected and len(found["sg_optimizer_steps"]) > 0
+
+
+@pytest.mark.parametrize("name", ["grpo_sg", "grpo"])
+def test_no_micro_batch_waits_for_the_device(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """An update of 2 micro-batches reads the device as often as one of 8; so does its reduction."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: CurrentDevice(DEVICE.type))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    reductions: list[Any] = []
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda *a, **_: reductions.append(a))
+    found = []
+    for size in (4, 1):
+        monkeypatch.setattr(f"{__name__}.MICRO_BATCH", size)
+        args = arguments(name, "actor.entropy_coef=0.0")
+        with PretendDevice():
+            actor, before = Table(DEVICE), Waits.count
+            trained(args, actor=actor)
+        found.append((Waits.count - before, len(reductions)))
+        reductions.clear()
+    few, many = found
+    assert many == few
 
 
 def test_a_reward_kl_is_no_loss_term() -> None:
