@@ -178,7 +178,6 @@ def policy_loss(
             probs_BT=log_probs.double().clamp(max=0.0).exp(),
             log_ratio_BT=log_ratio_BT,
             advantages_BT=advantages,
-            loss_BT=loss_BT,
             weights_BT=weights_BT,
             raw_weights_BT=raw_weights_BT,
             weight_bounds=weighting.bounds(),

@@ -22,7 +22,7 @@ ROUNDING = 0.02
 #: Statistics whose sums over the 8 responses must not depend on how they are cut.
 COMPARED = (
     "policy_loss", "kl", "entropy_loss", "actor_grad_norm", "sg/n_tokens", "sg/weight_mean",
-    "sg/quartile1_token_share", "sg/quartile4_advantage_mass",
+    "sg/w_one_minus_p_mean", "sg/zeroed_pos",
 )  # fmt: skip
 
 
@@ -88,7 +88,8 @@ def test_lopti_updates_every_token_once(updates: dict[str, dict[str, Any]], name
     assert (low["pass"], rest["pass"]) == ("low", "rest")
     assert low["sg/n_tokens"] + rest["sg/n_tokens"] == together["sg/n_tokens"]
     assert min(low["sg/n_tokens"], rest["sg/n_tokens"]) > 10
-    assert low["sg/prob_mean"] < 0.5 < rest["sg/prob_mean"]
+    mean_of_1_minus_p = [row["sg/w_one_minus_p_mean"] for row in (low, rest)]  # w = 1
+    assert mean_of_1_minus_p[0] > 0.5 > mean_of_1_minus_p[1]
     (off,) = updates["1x8"]["lopti_off"]["rows"]
     assert off["pass"] == "rest"
 

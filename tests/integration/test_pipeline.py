@@ -264,7 +264,7 @@ def test_two_zero3_ranks_two_engines_grpo_and_several_eval_sets(data: Data, tmp_
     assert not (tmp_path / "none").exists()
     numbers = {name: values for name, *values in map(str.split, replayed.stdout.splitlines())}
     steps = jsonl_log.read(run_dir / jsonl_log.OPTIMIZER_STEPS)
-    for name in ("policy_loss", "kl", "actor_grad_norm", "sg/n_tokens", "sg/prob_mean"):
+    for name in ("policy_loss", "kl", "actor_grad_norm", "sg/n_tokens", "sg/weight_mean"):
         assert numbers[name] == [repr(step[name]) for step in steps]
 
 

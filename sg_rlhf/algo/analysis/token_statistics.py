@@ -7,6 +7,7 @@ sum over tokens. Sums are added over micro-batches, optimizer steps and ranks (a
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import torch
@@ -14,47 +15,29 @@ from torch import Tensor
 
 from sg_rlhf.algo.weightings import CONSTANT_TOLERANCE
 
-# Equal bins of p and of the weight's range. A quarter of p is a whole number of the former.
+# Equal bins of p, and of the weight's range.
 PROB_BINS = 20
 WEIGHT_BINS = 64
-QUARTERS = 4
 _LARGEST_LOG_RATIO = 20.0
-WEIGHT_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+WEIGHT_QUANTILES = (0.05, 0.95)
 
 # One additive sum over response tokens each. `pos` and `neg` are the tokens with A > 0 and A < 0;
 # a token with A = 0 is in neither. `w1mp` is w * (1 - p), the factor of the gradient bounds in
 # Theorems 3.5 and 3.6 of arXiv 2511.00066. `_sq` marks a sum of squares, `_r1` what happens at
 # ratio 1.
 SCALAR_SUMS = (
-    "sequences",
     "tokens",
     "pos",
     "neg",
-    "loss",
-    "advantage",
     "log_ratio",
-    "prob",
-    "prob_sq",
     "weight",
     "weight_sq",
-    "weight_at_lower",
-    "weight_at_upper",
     "clipped",
-    "clipped_pos",
-    "clipped_neg",
     "dual_clipped",
     "zeroed_pos",
     "zeroed_neg",
     "zeroed_pos_r1",
-    "zeroed_neg_r1",
     "w1mp",
-    "w1mp_sq",
-    "w1mp_pos",
-    "w1mp_pos_sq",
-    "w1mp_neg",
-    "w1mp_neg_sq",
-    "kl",
-    "kl_tokens",
     "mismatch",
     "mismatch_abs",
     "mismatch_k3",
@@ -66,13 +49,8 @@ SCALAR_SUMS = (
 )
 # What is kept as the largest value instead of a sum.
 LARGEST_NAMES = ("mismatch_max", "mismatch_weight_max")
-# Histograms: tokens per bin, and |A| and w |A| per quarter of p.
-_HISTOGRAMS = {
-    "prob_hist": PROB_BINS,
-    "weight_hist": WEIGHT_BINS,
-    "advantage_mass": QUARTERS,
-    "weighted_mass": QUARTERS,
-}
+# Tokens per bin.
+_HISTOGRAMS = {"prob_hist": PROB_BINS, "weight_hist": WEIGHT_BINS}
 SUM_NAMES = (
     *SCALAR_SUMS,
     *(f"{name}_{i}" for name, bins in _HISTOGRAMS.items() for i in range(bins)),
@@ -81,57 +59,28 @@ _INDEX = {name: i for i, name in enumerate(SUM_NAMES)}
 
 # metric: (sum, what it is divided by, sign)
 _MEANS = {
-    "response_length": ("tokens", "sequences", 1.0),
-    "policy_loss_token_mean": ("loss", "tokens", 1.0),
-    "advantage_mean": ("advantage", "tokens", 1.0),
     "ppo_kl": ("log_ratio", "tokens", -1.0),
-    "prob_mean": ("prob", "tokens", 1.0),
     "weight_mean": ("weight", "tokens", 1.0),
-    "weight_at_lower": ("weight_at_lower", "tokens", 1.0),
-    "weight_at_upper": ("weight_at_upper", "tokens", 1.0),
     "clip_ratio": ("clipped", "tokens", 1.0),
-    "clip_ratio_pos": ("clipped_pos", "pos", 1.0),
-    "clip_ratio_neg": ("clipped_neg", "neg", 1.0),
     "dual_clip_ratio": ("dual_clipped", "tokens", 1.0),
     "zeroed_pos": ("zeroed_pos", "pos", 1.0),
     "zeroed_neg": ("zeroed_neg", "neg", 1.0),
     "zeroed_pos_at_ratio1": ("zeroed_pos_r1", "pos", 1.0),
-    "zeroed_neg_at_ratio1": ("zeroed_neg_r1", "neg", 1.0),
     "w_one_minus_p_mean": ("w1mp", "tokens", 1.0),
-    "w_one_minus_p_pos_mean": ("w1mp_pos", "pos", 1.0),
-    "w_one_minus_p_neg_mean": ("w1mp_neg", "neg", 1.0),
-    "kl_mean": ("kl", "kl_tokens", 1.0),
     "mismatch_kl": ("mismatch", "mismatch_tokens", 1.0),
     "mismatch_kl_k3": ("mismatch_k3", "mismatch_tokens", 1.0),
     "mismatch_abs_mean": ("mismatch_abs", "mismatch_tokens", 1.0),
     "mismatch_weight_mean": ("mismatch_weight", "mismatch_tokens", 1.0),
     "mismatch_bitwise_frac": ("mismatch_equal", "mismatch_tokens", 1.0),
 }
-# metric: (sum, sum of squares, count); population standard deviations
-_STDS = {
-    "prob_std": ("prob", "prob_sq", "tokens"),
-    "weight_std": ("weight", "weight_sq", "tokens"),
-    "w_one_minus_p_std": ("w1mp", "w1mp_sq", "tokens"),
-    "w_one_minus_p_pos_std": ("w1mp_pos", "w1mp_pos_sq", "pos"),
-    "w_one_minus_p_neg_std": ("w1mp_neg", "w1mp_neg_sq", "neg"),
-}
-_COUNTS = {
-    "n_tokens": "tokens",
-    "n_pos_tokens": "pos",
-    "n_neg_tokens": "neg",
-    "n_kl_tokens": "kl_tokens",
-    "n_mismatch_tokens": "mismatch_tokens",
-}
-_QUARTER_NAMES = tuple(f"quartile{i + 1}" for i in range(QUARTERS))
-_SHARES = ("token_share", "advantage_mass", "weighted_mass")
+_COUNTS = {"n_tokens": "tokens", "n_mismatch_tokens": "mismatch_tokens"}
 METRIC_NAMES = (
     *_COUNTS,
     *_MEANS,
-    *_STDS,
+    "weight_std",
     "mismatch_ess",
     *LARGEST_NAMES,
     *(f"weight_q{round(100 * q):02d}" for q in WEIGHT_QUANTILES),
-    *(f"{quarter}_{share}" for quarter in _QUARTER_NAMES for share in _SHARES),
 )
 
 
@@ -165,7 +114,7 @@ class TokenStatistics:
         return self.sums.new_zeros(len(LARGEST_NAMES))
 
     def histogram(self, name: str) -> Tensor:
-        """A histogram, float64 [bins]: prob_hist, weight_hist, advantage_mass or weighted_mass."""
+        """A histogram, float64 [bins]: prob_hist or weight_hist."""
         first = _INDEX[f"{name}_0"]
         return self.sums[first : first + _HISTOGRAMS[name]]
 
@@ -188,26 +137,23 @@ class TokenStatistics:
         Waits for the device once. On a GPU each of the many small operations would be a kernel, and
         the cumulative sum of the quantiles has no deterministic one.
 
-        weight_qNN: quantiles of the weight before normalisation, exact to a bin, 1/64 of its
-        range. quartileN_*: the N-th quarter of p's range, [0, 1/4), [1/4, 1/2), ...; its share of
-        the tokens, of sum |A| and of sum w |A|. A share is over its own tokens (``zeroed_pos``
-        over those with A > 0, say). mismatch_*: see ``mismatch_statistics``; mismatch_ess is the
-        effective sample size of the ratios as a share of the tokens. Where the count is 0 a mean,
-        std or share is 0.0, so read it together with its count.
+        weight_std: the population standard deviation. weight_qNN: quantiles of the weight before
+        normalisation, exact to a bin, 1/64 of its range. A share is over its own tokens
+        (``zeroed_pos`` over those with A > 0, say). mismatch_*: see ``mismatch_statistics``;
+        mismatch_ess is the effective sample size of the ratios as a share of the tokens. Without
+        tokens a metric is 0.0.
         """
         here = TokenStatistics(self.sums.cpu(), self.weight_bounds, self.maxima().cpu())
         metrics = {metric: here[count] for metric, count in _COUNTS.items()}
         metrics |= {metric: here.mean(metric) for metric in _MEANS}
-        for metric, (total, squares, count) in _STDS.items():
-            variance = here._mean(squares, count) - here._mean(total, count) ** 2
-            metrics[metric] = variance.clamp(min=0.0).sqrt()
+        variance = here._mean("weight_sq", "tokens") - here._mean("weight", "tokens") ** 2
+        metrics["weight_std"] = variance.clamp(min=0.0).sqrt()
         # (sum r)^2 / (n sum r^2): 1 where all ratios are equal, 1/n where one outweighs the others.
         most = (here["mismatch_tokens"] * here["mismatch_ratio_sq"]).clamp(min=1e-300)
         metrics["mismatch_ess"] = here["mismatch_ratio"] ** 2 / most
         metrics |= dict(zip(LARGEST_NAMES, here.maxima().unbind(), strict=True))
         names = METRIC_NAMES[len(metrics) :]
-        values = [*here._weight_quantiles(), *here._quarter_shares()]
-        return metrics | dict(zip(names, values, strict=True))
+        return metrics | dict(zip(names, here._weight_quantiles(), strict=True))
 
     def _weight_quantiles(self) -> list[Tensor]:
         low, high = self.weight_bounds or (0.0, 0.0)
@@ -218,12 +164,6 @@ class TokenStatistics:
         share = bins / (WEIGHT_BINS - 1)
         quantiles = (low + (high - low) * share) * (cumulative[-1] > 0)
         return list(quantiles.unbind())
-
-    def _quarter_shares(self) -> list[Tensor]:
-        tokens = self.histogram("prob_hist").view(QUARTERS, -1).sum(-1)
-        masses = [tokens, self.histogram("advantage_mass"), self.histogram("weighted_mass")]
-        shares = [mass / mass.sum().clamp(min=torch.finfo(mass.dtype).tiny) for mass in masses]
-        return list(torch.stack(shares, dim=-1).flatten().unbind())
 
     def metrics(self) -> dict[str, float]:
         """:func:`metric_tensors` as Python floats."""
@@ -240,7 +180,6 @@ def token_statistics(
     probs_BT: Tensor,
     log_ratio_BT: Tensor,
     advantages_BT: Tensor,
-    loss_BT: Tensor,
     weights_BT: Tensor,
     raw_weights_BT: Tensor,
     weight_bounds: tuple[float, float],
@@ -258,7 +197,6 @@ def token_statistics(
         probs_BT: [B, T], p.
         log_ratio_BT: [B, T], log p - log p_old, not limited.
         advantages_BT: [B, T].
-        loss_BT: [B, T], the per-token loss that is aggregated.
         weights_BT: [B, T], w as it enters the loss.
         raw_weights_BT: [B, T], w before normalisation.
         weight_bounds: (min, max) of the unnormalised weight, the range of its histogram.
@@ -271,59 +209,26 @@ def token_statistics(
     pos_BT, neg_BT = advantages_BT > 0, advantages_BT < 0
     probs_BT, weights_BT = probs_BT.double(), weights_BT.double()
     low, high = weight_bounds
-    w1mp_BT = weights_BT * (1.0 - probs_BT)
     by_name = {
         "tokens": valid_BT,
         "pos": pos_BT,
         "neg": neg_BT,
-        "loss": loss_BT,
-        "advantage": advantages_BT,
         "log_ratio": log_ratio_BT,
-        "prob": probs_BT,
-        "prob_sq": probs_BT**2,
         "weight": weights_BT,
         "weight_sq": weights_BT**2,
-        "weight_at_lower": at_bound(raw_weights_BT, low),
-        "weight_at_upper": at_bound(raw_weights_BT, high),
         "clipped": clipped_BT,
-        "clipped_pos": clipped_BT & pos_BT,
-        "clipped_neg": clipped_BT & neg_BT,
         "dual_clipped": dual_clipped_BT,
         "zeroed_pos": zeroed_BT & pos_BT,
         "zeroed_neg": zeroed_BT & neg_BT,
         "zeroed_pos_r1": zeroed_at_ratio1_BT & pos_BT,
-        "zeroed_neg_r1": zeroed_at_ratio1_BT & neg_BT,
-        "w1mp": w1mp_BT,
-        "w1mp_sq": w1mp_BT**2,
-        "w1mp_pos": w1mp_BT * pos_BT,
-        "w1mp_pos_sq": w1mp_BT**2 * pos_BT,
-        "w1mp_neg": w1mp_BT * neg_BT,
-        "w1mp_neg_sq": w1mp_BT**2 * neg_BT,
+        "w1mp": weights_BT * (1.0 - probs_BT),
     }
-    mass_BT = advantages_BT.double().abs()
     unit_weights_BT = (raw_weights_BT.double() - low) / max(high - low, CONSTANT_TOLERANCE)
     histograms = {
-        "prob_hist": _histogram(probs_BT, PROB_BINS, valid_BT.double()),
-        "weight_hist": _histogram(unit_weights_BT, WEIGHT_BINS, valid_BT.double()),
-        "advantage_mass": _histogram(probs_BT, QUARTERS, mass_BT.masked_fill(~valid_BT, 0.0)),
-        "weighted_mass": _histogram(
-            probs_BT, QUARTERS, (weights_BT * mass_BT).masked_fill(~valid_BT, 0.0)
-        ),
+        "prob_hist": _histogram(probs_BT, PROB_BINS, valid_BT),
+        "weight_hist": _histogram(unit_weights_BT, WEIGHT_BINS, valid_BT),
     }
-    statistics = _collect(by_name, valid_BT, histograms)
-    statistics.sums[_INDEX["sequences"]] = valid_BT.any(-1).sum()
-    return TokenStatistics(statistics.sums, weight_bounds)
-
-
-def kl_statistics(kl_BT: Tensor, mask_BT: Tensor) -> TokenStatistics:
-    """The KL's statistics; add them to those of the policy loss.
-
-    Args:
-        kl_BT: [B, T], of :func:`~sg_rlhf.algo.kl.kl_estimate`.
-        mask_BT: [B, T], not 0 on the tokens that count.
-    """
-    valid_BT = mask_BT != 0
-    return _collect({"kl": kl_BT, "kl_tokens": valid_BT}, valid_BT)
+    return dataclasses.replace(_collect(by_name, valid_BT, histograms), weight_bounds=weight_bounds)
 
 
 def mismatch_statistics(
@@ -374,16 +279,11 @@ def mismatch_statistics(
     return TokenStatistics(statistics.sums, None, largest)
 
 
-def at_bound(weights_BT: Tensor, bound: float) -> Tensor:
-    """Whether a weight equals one end of its range, to float32's accuracy; bool [B, T]."""
-    return (weights_BT - bound).abs() <= CONSTANT_TOLERANCE
-
-
-def _histogram(x_BT: Tensor, bins: int, mass_BT: Tensor) -> Tensor:
-    """Mass of x per equal bin of [0, 1], float64 [bins]; 1 is in the last. No host sync."""
+def _histogram(x_BT: Tensor, bins: int, valid_BT: Tensor) -> Tensor:
+    """Tokens per equal bin of [0, 1], float64 [bins]; 1 is in the last. No host sync."""
     index = (x_BT * bins).nan_to_num(0.0).clamp(0, bins - 1).long().flatten()
     empty = torch.zeros(bins, dtype=torch.float64, device=x_BT.device)
-    return empty.index_add_(0, index, mass_BT.flatten())
+    return empty.index_add_(0, index, valid_BT.double().flatten())
 
 
 def _collect(

@@ -21,10 +21,6 @@ RENAMED = {
     "ppo_kl": "ppo_kl", "clip_ratio": "ppo_clip_ratio", "mismatch_kl": "vllm_kl",
     "mismatch_bitwise_frac": "mismatch/bitwise_frac",
 }  # fmt: skip
-#: Token statistics that a row has under another name.
-LOGGED_ELSEWHERE = (
-    *RENAMED, "policy_loss_token_mean", "kl_mean", "n_kl_tokens", "response_length",
-)  # fmt: skip
 #: Short names of the progress bar -> metrics.
 _PROGRESS_BAR = {
     "act_loss": "policy_loss", "reward": "reward", "return": "return",
@@ -35,7 +31,7 @@ _PROGRESS_BAR = {
 
 def logged_names(metrics: dict[str, float]) -> dict[str, float]:
     """Token statistics by the names that they have in a row."""
-    ours = {f"sg/{name}": metrics[name] for name in metrics if name not in LOGGED_ELSEWHERE}
+    ours = {f"sg/{name}": metrics[name] for name in metrics if name not in RENAMED}
     return {name: metrics[key] for key, name in RENAMED.items()} | ours
 
 

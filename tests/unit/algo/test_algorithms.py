@@ -396,7 +396,7 @@ def test_cispo_keeps_the_gradient_of_every_clipped_token():
     batch = random_batch(0, rows=20, tokens=30)
     metrics = terms_of(CASES["cispo"], batch, context_of(batch)).statistics.metrics()
     assert metrics["zeroed_pos"] == metrics["zeroed_neg"] == 0.0
-    assert metrics["clip_ratio_pos"] > 0.1 and metrics["clip_ratio_neg"] > 0.1
+    assert metrics["clip_ratio"] > 0.2
 
 
 # -- random weights ----------------------------------------------------------------------------
@@ -477,10 +477,7 @@ def test_gradients_of_the_two_passes_add_up_to_grpo(mean):
         parts.append((slope, terms.statistics.sums))
     (low, low_sums), (rest, rest_sums) = parts
     assert torch.allclose(low + rest, gradient(whole.loss, batch.log_probs), rtol=1e-12)
-    sequences = 0  # a response with tokens of both kinds counts in both
-    assert torch.allclose(
-        (low_sums + rest_sums)[sequences + 1 :], whole.statistics.sums[sequences + 1 :], atol=1e-9
-    )
+    assert torch.allclose(low_sums + rest_sums, whole.statistics.sums, atol=1e-9)
 
 
 def test_a_pass_of_every_token_is_grpo_bit_for_bit():

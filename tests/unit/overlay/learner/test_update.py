@@ -327,10 +327,10 @@ def test_a_rollouts_figures_are_those_of_all_its_tokens() -> None:
     tokens = [row["sg/n_tokens"] for row in rows]
     assert len(set(tokens)) == 2
     assert status["sg/n_tokens"] == sum(tokens)
-    for name in ("sg/prob_mean", "sg/weight_at_upper", "sg/quartile1_token_share"):
-        whole = sum(n * row[name] for n, row in zip(tokens, rows, strict=True)) / sum(tokens)
-        assert status[name] == pytest.approx(whole)
-    assert status["sg/prob_mean"] != pytest.approx(sum(r["sg/prob_mean"] for r in rows) / 2)
+    means = [row["sg/w_one_minus_p_mean"] for row in rows]
+    whole = sum(n * mean for n, mean in zip(tokens, means, strict=True)) / sum(tokens)
+    assert status["sg/w_one_minus_p_mean"] == pytest.approx(whole)
+    assert whole != pytest.approx(sum(means) / 2)
 
 
 def numbers(status: dict[str, Any]) -> dict[str, float]:
