@@ -53,12 +53,14 @@ ENV PATH=/opt/sg_rlhf/.venv/bin:$PATH \
     HOME=/home/sg \
     USER=sg \
     HF_HOME=/cache/huggingface \
+    VLLM_CACHE_ROOT=/cache/vllm \
+    TRITON_CACHE_DIR=/cache/triton \
     PYTHONUNBUFFERED=1 \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     NVIDIA_REQUIRE_CUDA=cuda>=13.0
 
-# The hub's models, and the working directory: the recipes' data/ and runs/ are relative to it.
+# The hub's models, what vLLM and Triton compile, and the working directory: the recipes' data/ and runs/ are relative to it.
 VOLUME ["/cache", "/workspace"]
 USER 1000:1000
 WORKDIR /workspace

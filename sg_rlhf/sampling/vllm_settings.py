@@ -20,6 +20,8 @@ COMPILED_KERNELS = "flashinfer_jit_cache"
 #: Tokens of a step of a rollout engine on a GPU, as in vLLM's offline engine. In an engine that a
 #: program starts vLLM would take 2,048, and prefill a rollout's prompts in four times the steps.
 BATCHED_TOKENS = 8192
+#: Variables that name the folders of compiled kernels and graphs.
+COMPILE_CACHES = ("VLLM_CACHE_ROOT", "TRITON_CACHE_DIR")
 #: GPUs from this memory on run more sequences, by vLLM's own table (``get_batch_defaults``).
 LARGE_GPU_GIB = 70
 #: Batch sizes with a CUDA graph; a batch is padded to the next one. vLLM takes 51 up to 512, each
@@ -138,9 +140,12 @@ def cuda_variables() -> dict[str, str]:
     (``v1/worker/gpu/warmup.py`` samples with both). vLLM checks the GPU but not for nvcc
     (``flashinfer_sampler_supported``), so without nvcc the engine would fail there. vLLM's own
     kernel uses Triton. No recipe samples with top-p below 1 or with top-k.
+
+    An exported folder for what vLLM and Triton compile is the same on every machine.
     """
     ours = {"VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_NO_USAGE_STATS": "1"}
-    return {name: os.environ.get(name, value) for name, value in ours.items()}
+    caches = {name: os.environ[name] for name in COMPILE_CACHES if name in os.environ}
+    return {name: os.environ.get(name, value) for name, value in ours.items()} | caches
 
 
 class Gpu(NamedTuple):

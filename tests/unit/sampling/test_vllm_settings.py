@@ -202,6 +202,13 @@ def test_flashinfers_sampler_is_off_unless_asked_for(monkeypatch: pytest.MonkeyP
     assert vllm_settings.cuda_variables()[name] == "1"
 
 
+def test_a_folder_for_compiled_graphs_is_every_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+    monkeypatch.setenv("VLLM_CACHE_ROOT", "/shared/vllm")
+    found = vllm_settings.cuda_variables()
+    assert found["VLLM_CACHE_ROOT"] == "/shared/vllm" and "TRITON_CACHE_DIR" not in found
+
+
 @pytest.mark.parametrize("exported", [None, "0"])
 def test_engines_report_no_usage_unless_asked_for(
     monkeypatch: pytest.MonkeyPatch, exported: str | None
