@@ -177,9 +177,10 @@ def row_figures(
     And the sum of scale grad / ||grad|| over them, [D].
     """
     params = list(model.parameters())
-    bytes_each = sum(p.numel() * p.element_size() for p in params)
-    chunk = max(1, min(64, CHUNK_BYTES // bytes_each))
     out = responses(model, [row], temperature)
+    # Of a large vocabulary, the logits of a response can be larger than the model.
+    bytes_each = sum(t.numel() * t.element_size() for t in (*params, out.logits_BTV))
+    chunk = max(1, min(64, CHUNK_BYTES // bytes_each))
     # A single row has no padding: its positions are those of the response.
     log_probs_N = out.log_probs_BT()[0, places_N]
     norms_N, direction_D = token_gradients(

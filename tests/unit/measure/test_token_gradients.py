@@ -8,10 +8,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from sg_rlhf.algo.weightings.grpo_sg import GrpoSG
 from sg_rlhf.measure import token_gradients
+from sg_rlhf.measure.checkpoint import TokenRow
 from sg_rlhf.measure.token_figures import EDGES, summarise
 from sg_rlhf.measure.token_gradients import stratified
 from sg_rlhf.tiny.build import shipped
@@ -199,3 +200,25 @@ def test_several_checkpoints_are_measured_on_one_batch(measured, tmp_path, capsy
     expected = [point for point in measured[0] if point["row"] == 0]
     for found, point in zip(first["points"], expected, strict=True):
         assert found["grad_norm"] == pytest.approx(point["grad_norm"], rel=1e-9)
+
+
+def test_a_chunk_counts_the_logits_of_a_large_vocabulary(monkeypatch):
+    config = LlamaConfig(
+        vocab_size=4096, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+        num_attention_heads=1, tie_word_embeddings=True, attn_implementation="eager",
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).double().eval()
+    row = TokenRow((1, 2), tuple(range(40)))
+    chunks = []
+    known = token_gradients.token_gradients
+
+    def recorded(*arguments, chunk):
+        chunks.append(chunk)
+        return known(*arguments, chunk=chunk)
+
+    monkeypatch.setattr(token_gradients, "token_gradients", recorded)
+    monkeypatch.setattr(token_gradients, "CHUNK_BYTES", 2**23)
+    places, scale = torch.arange(12), torch.ones(12, dtype=torch.float64)
+    token_gradients.row_figures(model, row, places, 1.0, GrpoSG(), scale)
+    of_logits = 40 * 4096 * 8
+    assert 1 < chunks[0] <= 2**23 // of_logits
