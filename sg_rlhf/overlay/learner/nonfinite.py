@@ -26,11 +26,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
 
 from sg_rlhf.algo.nonfinite import rows_not_finite
 from sg_rlhf.overlay.learner import gradient_check, micro_batches
@@ -190,7 +192,9 @@ class RankSkips:
         scheduler: of the learning rate.
     """
 
-    def __init__(self, args: Any, faults: gradient_check.GradientFaults, scheduler: Any) -> None:
+    def __init__(
+        self, args: SimpleNamespace, faults: gradient_check.GradientFaults, scheduler: LRScheduler
+    ) -> None:
         self._faults, self._scheduler = faults, scheduler
         self._group_size = args.rollout.n_samples_per_prompt
         self._max_in_a_row = args.sg.max_nonfinite
@@ -203,11 +207,11 @@ class RankSkips:
         self._masked: list[int] = []
         self._rows: list[dict[str, Any]] = []
 
-    def _prompts_of(self, samples: Iterable[Any]) -> list[int]:
+    def _prompts_of(self, samples: Iterable[Experience]) -> list[int]:
         indices = [int(sample.info[micro_batches.SAMPLE_INDEX]) for sample in samples]
         return [index // self._group_size for index in indices]
 
-    def spoil_loss(self, loss: Tensor, failed: Tensor, samples: list[Any]) -> Tensor:
+    def spoil_loss(self, loss: Tensor, failed: Tensor, samples: list[Experience]) -> Tensor:
         """The loss of a micro-batch, or NaN if it failed; before backward.
 
         Args:
@@ -241,7 +245,7 @@ class RankSkips:
         if head is not None:
             head.register_forward_pre_hook(watch)
 
-    def report_loss(self, message: str, samples: list[Any], rows: Sequence[bool]) -> None:
+    def report_loss(self, message: str, samples: list[Experience], rows: Sequence[bool]) -> None:
         """Record a micro-batch whose loss is not finite; DeepSpeed skips its optimizer step.
 
         Args:
@@ -254,7 +258,7 @@ class RankSkips:
             samples
         )
 
-    def mask_sample(self, item: Any) -> None:
+    def mask_sample(self, item: Experience) -> None:
         """Mask a sample of the replay buffer whose log-probs are not finite."""
         item.action_mask = torch.zeros_like(item.action_mask)
         item.action_log_probs = torch.zeros_like(item.action_log_probs)

@@ -10,9 +10,11 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
 
 import torch
+from openrlhf.models.loss import PolicyLoss
+from openrlhf.trainer.ppo_utils.experience import Experience
 from torch import Tensor
 
 from sg_rlhf.algo.aggregation import aggregate
@@ -107,7 +109,7 @@ class UpdateLossSettings:
 
     policy: LossSettings
     correction: RolloutCorrectionConfig
-    stock: Any = None
+    stock: PolicyLoss | None = None
     kl_estimator: str | None = None
     kl_unbiased: bool = False
     kl_weighting: Weighting = dataclasses.field(default_factory=Uniform)
@@ -156,7 +158,7 @@ class LossOutput:
     entropy_BT: Tensor | None
 
 
-def loss_settings(args: Any, upstream_loss: Any) -> UpdateLossSettings:
+def loss_settings(args: SimpleNamespace, upstream_loss: PolicyLoss) -> UpdateLossSettings:
     """The settings of a run.
 
     Args:
@@ -201,7 +203,9 @@ def loss_settings(args: Any, upstream_loss: Any) -> UpdateLossSettings:
     )
 
 
-def loss_batch(experience: Any, weighting: Weighting, denominators: Denominators) -> LossBatch:
+def loss_batch(
+    experience: Experience, weighting: Weighting, denominators: Denominators
+) -> LossBatch:
     """The one place that reads upstream's ``Experience`` for the loss.
 
     Args:

@@ -14,10 +14,11 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
-from openrlhf.trainer.ppo_utils.experience import make_experience_batch
+from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_batch
 from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer
 from openrlhf.utils.vlm_utils import merge_mm_train_inputs
 from torch.utils.data import DataLoader
@@ -87,7 +88,7 @@ class MicroBatch:
             accumulation: 1 where all micro-batches have the same number of samples.
     """
 
-    samples: list[Any]
+    samples: list[Experience]
     step: int
     index: int
     count: int
@@ -101,18 +102,18 @@ class MicroBatch:
         return self.index == self.count - 1
 
 
-def batch_on_device(samples: list[Any], args: Any) -> Any:
+def batch_on_device(samples: list[Experience], args: SimpleNamespace) -> Experience:
     """Samples of a replay buffer as one experience on the rank's device.
 
     Args:
         samples: B experiences of one sample each.
         args: upstream's nested namespace.
     """
-    batch = make_experience_batch(samples, args.ds.packing_samples)
+    batch: Experience = make_experience_batch(samples, args.ds.packing_samples)
     return batch.to_device(torch.cuda.current_device())
 
 
-def policy_forward(trainer: Any, batch: Any, **options: Any) -> Any:
+def policy_forward(trainer: Any, batch: Experience, **options: Any) -> Any:
     """The policy's forward pass over a batch, with its images if the model takes them.
 
     Args:
@@ -148,7 +149,7 @@ class BalancedBuffer(NaiveReplayBuffer):
         self.steps: Steps = []
         self._next_step: list[list[int]] = []
 
-    def append(self, experience: Any) -> None:
+    def append(self, experience: Experience) -> None:
         """Store a micro-batch of ``training_micro_batches``."""
         first = len(self.items)
         is_last = getattr(experience, micro_batches.IS_LAST_OF_STEP)
@@ -286,7 +287,7 @@ class UpdateBatching:
         torch.distributed.all_reduce(counts, group=group)
         return counts.float()
 
-    def _prompt(self, item: Any) -> int:
+    def _prompt(self, item: Experience) -> int:
         """Index of a sample's prompt in the rollout."""
         group = self._strategy.args.rollout.n_samples_per_prompt
         return int(item.info[micro_batches.SAMPLE_INDEX]) // int(group)

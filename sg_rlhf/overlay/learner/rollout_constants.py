@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from openrlhf.trainer.ppo_utils.experience import Experience
 
 from sg_rlhf.algo import lopti
 from sg_rlhf.algo.token_weights import weight_sum_and_count
@@ -24,7 +25,9 @@ from sg_rlhf.overlay.learner.replay_buffer import (
 )
 
 
-def sum_over_rollout(trainer: Any, value_of_sample: Callable[[Any], torch.Tensor]) -> torch.Tensor:
+def sum_over_rollout(
+    trainer: Any, value_of_sample: Callable[[Experience], torch.Tensor]
+) -> torch.Tensor:
     """Sum over the replay buffers of all data-parallel ranks; every rank must call it.
 
     Args:
@@ -44,7 +47,7 @@ def sum_over_rollout(trainer: Any, value_of_sample: Callable[[Any], torch.Tensor
 def mean_weight(trainer: Any, weighting: Weighting) -> float:
     """Mean token weight of the rollout under the policy that sampled it (``batch_mean``)."""
 
-    def sum_and_count(item: Any) -> torch.Tensor:
+    def sum_and_count(item: Experience) -> torch.Tensor:
         settings, batch = trainer.loss_settings, loss_batch(item, weighting, Denominators())
         eps = (settings.policy.eps_low, settings.policy.eps_high)
         context = weighting_context(batch, RolloutConstants(), eps, None)
@@ -66,7 +69,7 @@ def count_lopti_tokens(trainer: Any, name: str) -> int:
     """
     threshold = trainer.args.sg.lopti_threshold
 
-    def count(item: Any) -> torch.Tensor:
+    def count(item: Experience) -> torch.Tensor:
         in_pass = lopti.in_pass(item.action_log_probs, threshold, name)
         return (in_pass & item.action_mask.bool()).sum()
 

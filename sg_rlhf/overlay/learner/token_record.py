@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
+from openrlhf.trainer.ppo_utils.experience import Experience
 
 from sg_rlhf.overlay.learner.micro_batches import SAMPLE_INDEX
 
@@ -41,7 +41,7 @@ class TokenRecord:
         """Forget the previous update."""
         self._values = {}
 
-    def keep(self, items: list[Any], **values: torch.Tensor | None) -> None:
+    def keep(self, items: list[Experience], **values: torch.Tensor | None) -> None:
         """Keep values of a micro-batch's response tokens; does not wait for the device.
 
         Args:
