@@ -26,6 +26,7 @@ from sg_rlhf.config.upstream_flags import KL_ESTIMATORS
 from sg_rlhf.config.weighting_resolution import built_weighting
 from sg_rlhf.overlay.learner import (
     micro_batches,
+    nonfinite,
     old_log_probs,
     overlapped_reference,
     sample_mask,
@@ -241,7 +242,7 @@ class SGExperienceMaker(upstream.RemoteExperienceMaker):
             ("reference model", sample.base_action_log_probs),
         ):
             if values is not None:
-                old_log_probs.check_finite(name, values, mask_BT, sample.prompts[0])
+                nonfinite.check_log_probs(name, values, mask_BT, sample.prompts[0])
 
     def compute_advantages_and_returns(self, experiences: list[Any]) -> list[Any]:
         """Upstream's advantages; with ``sg.advantage_std=population`` the paper's Eq. 4.

@@ -47,6 +47,26 @@ ROWS, STOP = "sg_nonfinite", "sg_stop"
 SKIPPED_STEPS, MASKED_SAMPLES = "nonfinite/skipped_steps", "nonfinite/samples"
 
 
+def check_log_probs(model: str, log_probs: Tensor, mask: Tensor, prompt: str) -> None:
+    """Refuse log-probs of a batch that are not finite, before anything is trained on them.
+
+    Args:
+        model: whose log-probs they are, for the message.
+        log_probs: [B, T] or [T].
+        mask: of the same shape, not 0 at response tokens.
+        prompt: of the first sample, for the message.
+
+    Raises:
+        NonFiniteError: a response token's log-prob is not finite.
+    """
+    bad = int((~torch.isfinite(log_probs[mask.bool()])).sum())
+    if bad:
+        raise NonFiniteError(
+            f"{bad} of {int(mask.sum())} log-probs of the {model} are not finite before the update "
+            f"(prompt: {prompt[-200:]!r}); nothing was trained on them"
+        )
+
+
 def is_failed(loss: Tensor) -> Tensor:
     """Whether a loss is not finite: a bool scalar on its device."""
     return ~torch.isfinite(loss)

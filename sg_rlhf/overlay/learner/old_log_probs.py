@@ -18,8 +18,8 @@ import torch
 
 from sg_rlhf.algo.nonfinite import rows_not_finite
 from sg_rlhf.config.derived.log_probs import OldLogProbRule, old_log_prob_rule
+from sg_rlhf.overlay.learner import nonfinite
 from sg_rlhf.overlay.learner.replay_buffer import batch_on_device, policy_forward
-from sg_rlhf.overlay.reporting.errors import NonFiniteError
 from sg_rlhf.overlay.settings.lookup import value_of
 
 #: Parts of the names in a model's configuration that make its training pass random.
@@ -29,26 +29,6 @@ _NOISE_KEYS = ("dropout", "pdrop", "jitter")
 def rule_of(args: Any) -> OldLogProbRule:
     """The rule for upstream's nested namespace with ``sg``."""
     return old_log_prob_rule(value_of(args))
-
-
-def check_finite(model: str, log_probs: torch.Tensor, mask: torch.Tensor, prompt: str) -> None:
-    """Refuse log-probs of a batch that are not finite, before anything is trained on them.
-
-    Args:
-        model: whose log-probs they are, for the message.
-        log_probs: [B, T] or [T].
-        mask: of the same shape, not 0 at response tokens.
-        prompt: of the first sample, for the message.
-
-    Raises:
-        NonFiniteError: a response token's log-prob is not finite.
-    """
-    bad = int((~torch.isfinite(log_probs[mask.bool()])).sum())
-    if bad:
-        raise NonFiniteError(
-            f"{bad} of {int(mask.sum())} log-probs of the {model} are not finite before the update "
-            f"(prompt: {prompt[-200:]!r}); nothing was trained on them"
-        )
 
 
 class RankOldLogProbs:
@@ -99,7 +79,7 @@ class RankOldLogProbs:
         for item in items:
             prompt = item.prompts[0] if item.prompts else ""
             if skips is None:
-                check_finite("policy", item.action_log_probs, item.action_mask, prompt)
+                nonfinite.check_log_probs("policy", item.action_log_probs, item.action_mask, prompt)
             elif bool(rows_not_finite(item.action_log_probs[None], item.action_mask[None])):
                 skips.mask_sample(item)
 

@@ -14,7 +14,7 @@ import ray
 import torch
 
 from sg_rlhf.overlay.cpu import platform
-from sg_rlhf.overlay.learner import micro_batches, old_log_probs
+from sg_rlhf.overlay.learner import micro_batches, nonfinite, old_log_probs
 from sg_rlhf.overlay.settings import rollout_plan
 
 #: Ray references: per optimizer step, per policy rank, the log-probs of its micro-batches.
@@ -96,7 +96,7 @@ class RankReference:
             self._fetched[step] = ray.get(self._pending[step])
         log_probs_BT = self._fetched[step][index]
         assert log_probs_BT.shape == experience.action_mask.shape
-        old_log_probs.check_finite(
+        nonfinite.check_log_probs(
             "reference model", log_probs_BT, experience.action_mask, experience.prompts[0]
         )
         experience.base_action_log_probs = log_probs_BT
