@@ -32,7 +32,7 @@ def test_figures_are_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert main([str(run_dir), "--figures", str(tmp_path / "figures")]) == 0
     written = {path.name for path in (tmp_path / "figures").iterdir()}
     assert {"reward.png", "reward.svg", "weight_curve.svg", "seconds_per_rollout.png"} <= written
-    assert len(written) == 28 and "(28 files)" in capsys.readouterr().out
+    assert len(written) == 30 and "(30 files)" in capsys.readouterr().out
     svg = (tmp_path / "figures" / "reward.svg").read_text()
     assert svg.startswith("<?xml") and "<text" not in svg  # drawn letters: no font is needed
     assert main([str(run_dir), "--figures", str(tmp_path / "pdf"), "--format", "pdf"]) == 0
