@@ -4,13 +4,14 @@
         [--recorded RUN_DIR] [--measure] [--plot waiting_ranks.png]
 
 Under ZeRO-3 every layer gathers its weights from all ranks, so that a micro-batch takes as long as
-its slowest rank; the rest is waiting. Five ways to form micro-batches:
+its slowest rank; the rest is waiting. Six ways to form micro-batches:
 
 ``upstream``  groups in order of completion (the group with the shortest longest response first),
               a contiguous piece for each rank, shuffled there
 ``fixed``     dealt by length, each of as many samples (sg_rlhf/batching/balance.py)
-``balanced``  ``sg.batches=balanced``: of any number of samples, no more tokens than ``fixed`` has
-              at most, those of padding too
+``as fixed``  of any number of samples, no more tokens than ``fixed`` has at most
+``balanced``  ``sg.batches=balanced``: the same, filled to the tokens that the memory plan reserves,
+              samples of a micro-batch times ``data.max_len``
 ``dynamic``   ``train.dynamic_batch_enable`` with it: dealt to ranks alike, cut there by OpenRLHF's
               Karmarkar-Karp partitions, as many tokens a micro-batch at most as ``fixed`` has
 ``dynamic upstream``  the same with OpenRLHF's own ``balance_experiences``, whose optimizer steps
@@ -20,7 +21,8 @@ A micro-batch's cost is the FLOPs of Qwen2.5-3B for its tokens, those of padding
 padded, and for its attention. Communication is not counted: with it, the shares are smaller.
 
 Lengths are drawn: log-normal, a sample's median 600 tokens, scaled so that the longest of the
-rollout is ``spread`` times the median; lengths of a group are independent. ``--recorded`` takes
+rollout is ``spread`` times the median; lengths of a group are independent. ``filled`` in the result
+has the Knights & Knaves recipe as the plan assumes it, 1,365 tokens on average. ``--recorded`` takes
 those of a run with ``sg.samples_per_step`` at its whole rollout instead.
 
 ``--measure`` runs three of these ways on two processes with a small packed model and
@@ -54,6 +56,9 @@ SPREADS = (1, 2, 4, 8)
 #: Of the model whose FLOPs are counted, the last.
 SHAPES: list[Any] = [shape_of(MODEL)]
 MEDIAN = 600
+#: ``data.max_len`` of the Knights & Knaves recipe, and the mean length of a sample that the plan
+#: assumes for it: a prompt of 341 tokens and a response of 1,024.
+MAX_LEN, MEAN = 5120, 1365
 GROUP = 8
 GOAL = 0.08
 #: (name, ranks, samples of a micro-batch, of an optimizer step, of a rollout): K&K's recipe on the
@@ -79,6 +84,12 @@ def drawn(count: int, spread: float, chance: random.Random) -> list[int]:
     middle = statistics.median(z)
     scale = math.log(spread) / (max(z) - middle)
     return [round(MEDIAN * math.exp(scale * (x - middle))) for x in z]
+
+
+def with_mean(lengths: list[int]) -> list[int]:
+    """Lengths scaled to :data:`MEAN`, cut at :data:`MAX_LEN`."""
+    scale = MEAN / statistics.mean(lengths)
+    return [min(MAX_LEN, round(scale * length)) for length in lengths]
 
 
 def cost_of(packed: bool) -> Cost:
@@ -114,9 +125,28 @@ def fixed(
 def balanced(
     lengths: list[int], ranks: int, size: int, step: int, packed: bool, chance: random.Random
 ) -> balance.Assignment:
+    return _variable(lengths, ranks, size, step, packed, chance, size * MAX_LEN)
+
+
+def as_fixed(
+    lengths: list[int], ranks: int, size: int, step: int, packed: bool, chance: random.Random
+) -> balance.Assignment:
+    state = chance.getstate()
+    of_fixed = fixed(lengths, ranks, size, step, packed, chance)
+    chance.setstate(state)
+    most = max(sum(lengths[i] for i in samples) for hand in of_fixed for samples in hand)
+    return _variable(lengths, ranks, size, step, packed, chance, most)
+
+
+def _variable(
+    lengths: list[int], ranks: int, size: int, step: int, packed: bool, chance: random.Random,
+    max_tokens: int,
+) -> balance.Assignment:  # fmt: skip
     costs = [sequence_flops(SHAPES[-1], n) for n in lengths]
     steps = balance.optimizer_steps(len(lengths), step, chance.randrange(2**31), 0)
-    of_steps = balance.variable_size_steps(lengths, steps, ranks, size, costs, packed=packed)
+    of_steps = balance.variable_size_steps(
+        lengths, steps, ranks, size, costs, max_tokens=max_tokens, packed=packed
+    )
     return [list(itertools.chain.from_iterable(hands)) for hands in zip(*of_steps, strict=True)]
 
 
@@ -169,7 +199,8 @@ def _cut(hands: list[list[int]], lengths: list[int], size: int, step: int) -> ba
 
 
 WAYS: dict[str, Way] = {
-    "upstream": upstream, "fixed": fixed, "balanced": balanced, "dynamic": dynamic,
+    "upstream": upstream, "fixed": fixed, "as fixed": as_fixed, "balanced": balanced,
+    "dynamic": dynamic,
     "dynamic upstream": dynamic_upstream,
 }  # fmt: skip
 
@@ -206,7 +237,7 @@ def rows_of(
     name, ranks, size, step, samples = layout
     found = []
     for packed, way in itertools.product((True, False), WAYS):
-        if way.startswith("dynamic") and not packed:
+        if (way.startswith("dynamic") or way == "as fixed") and not packed:
             continue
         found.append(
             {
@@ -221,6 +252,17 @@ def rows_of(
     for row in found:
         row["time"] = round(row["tflops_of_the_slowest"] / slowest[row["packed"]], 3)
     return found
+
+
+def filled(draws: int) -> dict[str, Any]:
+    """The recipe on 8 GPUs of 80 GB with the plan's mean length: how full micro-batches are."""
+    spread = SPREADS[-1]
+    rollouts = [with_mean(drawn(512, spread, random.Random(i))) for i in range(draws)]
+    layout = next(layout for layout in LAYOUTS if layout[0] == "kk 8x80gb")
+    rows = [row for row in rows_of(layout, spread, rollouts) if row["packed"]]
+    counts = {row["way"]: row["micro_batches"] for row in rows}
+    ratio = round(counts["balanced"] / counts["as fixed"], 3)
+    return {"mean_tokens": MEAN, "max_len": MAX_LEN, "micro_batches_ratio": ratio, "rows": rows}
 
 
 def recorded(run_dir: Path) -> list[list[int]]:
@@ -379,6 +421,9 @@ def main() -> None:
         **provenance("bench/waiting_ranks.py", "openrlhf", "torch", "transformers"),
         "model": MODEL, "draws": arguments.draws, "median": MEDIAN, "goal": GOAL, "rows": rows,
     }  # fmt: skip
+    result["filled"] = filled(arguments.draws)
+    for row in result["filled"]["rows"]:
+        print(row)
     if arguments.recorded:
         result["command"] = result["command"].replace(str(arguments.recorded), "RUN_DIR")
         lengths = recorded(arguments.recorded)

@@ -127,22 +127,24 @@ def variable_size_steps(
     size: int,
     costs: Sequence[float],
     *,
+    max_tokens: int,
     packed: bool = True,
 ) -> list[Assignment]:
-    """Packed micro-batches of any number of samples: micro-batch k costs the same on every rank.
+    """Packed micro-batches of any number of samples, filled to a number of tokens.
 
-    With a fixed number of samples all ranks wait for the one that has a long response. Here the
-    other ranks get several short ones next to it. For some numbers of micro-batches, the samples
-    are assigned by Graham's rule from the costliest on, and micro-batches of similar cost run
-    together; the number that waits least is taken. No micro-batch has more tokens than the largest
-    of ``size`` samples would have. Padded micro-batches keep ``size`` samples.
+    Micro-batch k costs the same on every rank: next to one long response, the other ranks get
+    several short ones. The fewest micro-batches that the tokens allow are tried, and a few more.
+    For each number the samples are assigned by Graham's rule from the costliest on, and
+    micro-batches of similar cost run together. The number that waits least is taken. Padded
+    micro-batches keep ``size`` samples.
 
     Args:
         lengths: tokens of each sample.
         steps: indices of the samples of each optimizer step.
         ranks: data-parallel ranks.
-        size: samples of the micro-batches that decide how many tokens fit.
+        size: samples of a micro-batch that always fits.
         costs: of each sample, in seconds or proportional to them.
+        max_tokens: of a micro-batch, for which memory is reserved; at least the longest sample's.
         packed: whether a micro-batch is one row of tokens, without padding.
 
     Returns:
@@ -152,16 +154,10 @@ def variable_size_steps(
         ValueError: see :func:`balance`.
     """
     fixed = [balance_steps(lengths, [step], ranks, size, packed=packed) for step in steps]
-    if ranks == 1 or not packed:
+    if not packed:
         return fixed
-    max_tokens = max(
-        sum(lengths[i] for i in samples)
-        for assignment in fixed
-        for of_rank in assignment
-        for samples in of_rank
-    )
     return [
-        _variable_size(lengths, step, ranks, max_tokens, costs, of_fixed_size)
+        _variable_size(lengths, step, ranks, max(max_tokens, *lengths), costs, of_fixed_size)
         for step, of_fixed_size in zip(steps, fixed, strict=True)
     ]
 

@@ -5,8 +5,10 @@ Upstream cuts a rollout into contiguous chunks, one per rank, and each rank shuf
 trains them in the order in which it gets them: first its samples of the first optimizer step, then
 those of the second, each in order of micro-batches.
 
-With several ranks, micro-batches have any number of samples. Ranks record them in
-:class:`sg_rlhf.overlay.learner.replay_buffer.BalancedBuffer`.
+Packed micro-batches have any number of samples: they are filled to the tokens for which the memory
+plan reserves memory (:func:`max_tokens`). Ranks record them in
+:class:`sg_rlhf.overlay.learner.replay_buffer.BalancedBuffer`. A single rank that shares prompts
+keeps the samples in order instead, ``train.micro_batch_size`` at a time.
 """
 
 from __future__ import annotations
@@ -53,7 +55,29 @@ def has_variable_size(args: Any) -> bool:
     Not with a critic: its replay buffer is upstream's, which cuts micro-batches of one size.
     """
     ranks = rollout_plan.data_parallel_ranks(args)
-    return balances_micro_batches(args) and ranks["actor"] > 1 and "critic" not in ranks
+    return (
+        balances_micro_batches(args)
+        and "critic" not in ranks
+        and (ranks["actor"] > 1 or _fills_on_one_rank(args))
+    )
+
+
+def _fills_on_one_rank(args: Any) -> bool:
+    """Whether a single rank fills its micro-batches by tokens.
+
+    Not with shared prompts, whose responses have to be neighbours, and not with padding.
+    """
+    return bool(args.ds.packing_samples) and not worker_settings.shares_prompts(args)
+
+
+def max_tokens(size: int, args: Any) -> int:
+    """Tokens of a micro-batch: what the plan reserves for ``size`` samples of the longest length.
+
+    Args:
+        size: ``train.micro_batch_size`` or ``rollout.micro_batch_size``.
+        args: upstream's nested namespace.
+    """
+    return size * int(args.data.max_len)
 
 
 def prepare_strategy(strategy: Any) -> None:
@@ -81,11 +105,11 @@ def scoring_micro_batches(samples: list[Any], args: Any) -> list[list[int]]:
     ranks = max(rank_counts)
     size = args.rollout.micro_batch_size
     packed = args.ds.packing_samples
-    if len(rank_counts) == 1 and ranks > 1:
+    if len(rank_counts) == 1 and (ranks > 1 or _fills_on_one_rank(args)):
         rollout = [range(len(samples))]
         costs = _costs(lengths, args)
         (per_rank,) = batching.variable_size_steps(
-            lengths, rollout, ranks, size, costs, packed=packed
+            lengths, rollout, ranks, size, costs, max_tokens=max_tokens(size, args), packed=packed
         )
     else:
         per_rank = batching.balance(
@@ -122,7 +146,9 @@ def training_micro_batches(
     packed = args.ds.packing_samples
     if has_variable_size(args):
         costs = _costs(lengths, args)
-        per_step = batching.variable_size_steps(lengths, steps, ranks, size, costs, packed=packed)
+        per_step = batching.variable_size_steps(
+            lengths, steps, ranks, size, costs, max_tokens=max_tokens(size, args), packed=packed
+        )
     else:
         neighbours = worker_settings.shares_prompts(args)
         per_step = [

@@ -2,8 +2,8 @@
 
 :class:`UpdateBatching` is the one place that knows how an update on a rank is cut:
 
-- ``sg.batches=balanced`` on several ranks: micro-batches of any number of samples, cut by the
-  controller (:mod:`sg_rlhf.overlay.learner.micro_batches`) and recorded by :class:`BalancedBuffer`;
+- ``sg.batches=balanced``: micro-batches of any number of samples, cut by the controller
+  (:mod:`sg_rlhf.overlay.learner.micro_batches`) and recorded by :class:`BalancedBuffer`;
 - ``train.dynamic_batch_enable``: micro-batches by tokens, cut by upstream's replay buffer;
 - else ``train.micro_batch_size`` samples each, and as many micro-batches per optimizer step as
   DeepSpeed accumulates.

@@ -164,10 +164,17 @@ def test_what_does_not_divide_evenly_is_refused() -> None:
 # ---- micro-batches of any number of samples
 
 
-def variable_size(lengths: list[int], ranks: int, size: int, costs: list[float]) -> Any:
-    """The assignment of one optimizer step."""
+def variable_size(
+    lengths: list[int], ranks: int, size: int, costs: list[float], max_tokens: int = 0
+) -> Any:
+    """The assignment of one optimizer step, by default in the tokens of a fixed number of samples."""
     step = range(len(lengths))
-    (assignment,) = balance.variable_size_steps(lengths, [step], ranks, size, costs)
+    if not max_tokens:
+        fixed = balance.balance(lengths, ranks, size, packed=True)
+        max_tokens = int(max(map(max, sums(fixed, lengths))))
+    (assignment,) = balance.variable_size_steps(
+        lengths, [step], ranks, size, costs, max_tokens=max_tokens
+    )
     return assignment
 
 
@@ -218,21 +225,49 @@ def test_the_share_of_the_time_that_ranks_wait(
         chance.shuffle(lengths)
         costs = costs_of(lengths)
         steps = balance.optimizer_steps(2 * count, count, seed, 0)
-        for found in balance.variable_size_steps(lengths, steps, ranks, size, costs):
+        of_steps = balance.variable_size_steps(
+            lengths, steps, ranks, size, costs, max_tokens=size * max(lengths)
+        )
+        for found in of_steps:
             shares.append(balance.idle_fraction(sums(found, costs)))
             passes.append(len(found[0]) * ranks * size / count)
     assert sum(shares) / len(shares) < most
     assert sum(passes) / len(passes) < 1
 
 
-@pytest.mark.parametrize(("ranks", "packed"), [(1, True), (2, False)])
-def test_a_single_rank_and_padded_micro_batches_keep_their_number_of_samples(
-    ranks: int, packed: bool
-) -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_padded_micro_batches_keep_their_number_of_samples(ranks: int) -> None:
     lengths = [5, 1, 4, 2, 3, 6, 8, 7]
     steps, costs = [list(range(8))], costs_of(lengths)
-    (found,) = balance.variable_size_steps(lengths, steps, ranks, 2, costs, packed=packed)
-    assert found == balance.balance(lengths, ranks, 2, packed=packed)
+    (found,) = balance.variable_size_steps(
+        lengths, steps, ranks, 2, costs, max_tokens=100, packed=False
+    )
+    assert found == balance.balance(lengths, ranks, 2, packed=False)
+
+
+@given(rollouts(), st.integers(1, 4))
+def test_micro_batches_are_filled_to_the_tokens_that_fit(
+    rollout: tuple[list[int], int, int, int], times: int
+) -> None:
+    """No micro-batch has more, and there are few more of them than the tokens need."""
+    lengths, ranks, size, _ = rollout
+    most = times * size * max(lengths)
+    found = variable_size(lengths, ranks, size, costs_of(lengths), most)
+    assert sorted(i for own in found for s in own for i in s) == list(range(len(lengths)))
+    assert max(map(max, sums(found, lengths))) <= most
+    fewest = -(-sum(lengths) // (most * ranks))
+    # Each micro-batch but the last is more than half full, or the next sample would fit.
+    assert len(found[0]) <= max(fewest + 3, len(lengths) // ranks // size)
+
+
+def test_one_rank_and_the_recipe_on_eight_take_a_third_of_the_passes() -> None:
+    """Knights & Knaves: 256 samples of 1,365 tokens, 20,480 in a micro-batch; 4 samples took 8."""
+    chance = random.Random(0)
+    lengths = [min(5120, round(chance.lognormvariate(7.0, 0.6))) for _ in range(256)]
+    for ranks, count in ((8, 3), (1, sum(lengths) // 20_480 + 1)):
+        found = variable_size(lengths, ranks, 4, costs_of(lengths), 20_480)
+        assert len(found[0]) == count
+        assert balance.idle_fraction(sums(found, costs_of(lengths))) < 0.02
 
 
 def test_short_samples_run_next_to_a_long_one() -> None:

@@ -159,7 +159,7 @@ def places(experiences: list[Any]) -> list[int]:
 
 @pytest.mark.parametrize("packed", [True, False])
 def test_each_rank_trains_what_it_was_dealt_in_that_order(packed: bool) -> None:
-    args = arguments(f"ds.packing_samples={packed}")
+    args = arguments(f"ds.packing_samples={packed}", "data.max_len=128")
     maker = Maker(args)
     maker.rollout = 3
     samples = rollout(longest=200)
@@ -167,7 +167,9 @@ def test_each_rank_trains_what_it_was_dealt_in_that_order(packed: bool) -> None:
     ranks = ranks_of(args, maker.make_experience_batch(samples))
     steps = balance.optimizer_steps(SAMPLES, STEP, args.train.seed, 3)
     costs = [sequence_flops(shape_of(args.actor.model_name_or_path), n) for n in lengths]
-    dealt = balance.variable_size_steps(lengths, steps, RANKS, MICRO, costs, packed=packed)
+    dealt = balance.variable_size_steps(
+        lengths, steps, RANKS, MICRO, costs, max_tokens=MICRO * 128, packed=packed
+    )
     sizes = {len(s) for of_step in dealt for hand in of_step for s in hand}
     assert (len(sizes) > 1) is packed
     for r, rank in enumerate(ranks):
@@ -186,20 +188,38 @@ def test_each_rank_trains_what_it_was_dealt_in_that_order(packed: bool) -> None:
     assert maker.idle_fraction == pytest.approx(balance.idle_fraction(tokens))
 
 
-def test_the_passes_before_the_update_are_balanced() -> None:
-    maker = Maker(arguments())
-    maker.make_experience_batch(rollout())
-    half = len(maker.passes) // 2
-    tokens = [
-        [int(e.attention_mask.sum()) for e in own]
-        for own in (maker.passes[:half], maker.passes[half:])
-    ]
-    lengths = [int(s.total_length) for s in rollout()]
-    fixed = balance.balance(lengths, RANKS, 4, packed=True)
-    assert max(map(max, tokens)) <= max(
-        sum(lengths[i] for i in samples) for own in fixed for samples in own
-    )
-    assert balance.idle_fraction(tokens) < 0.2
+def test_the_passes_before_the_update_are_filled_and_balanced() -> None:
+    """To 4 samples of the longest length, 240 tokens, on one rank too."""
+    for ranks in (RANKS, 1):
+        counts = [f"{key}={ranks}" for key in (
+            "actor.num_gpus_per_node", "ref.num_gpus_per_node", "vllm.num_engines",
+        )]  # fmt: skip
+        maker = Maker(arguments("data.max_len=60", "sg.share_prompts=false", *counts))
+        maker.make_experience_batch(rollout())
+        tokens = [int(e.attention_mask.sum()) for e in maker.passes]
+        own = len(tokens) // ranks
+        assert max(tokens) <= 240
+        assert own == -(-sum(tokens) // 240 // ranks)
+        by_rank = [list(map(float, tokens[r * own : (r + 1) * own])) for r in range(ranks)]
+        assert balance.idle_fraction(by_rank) < 0.2
+
+
+def test_one_rank_fills_its_micro_batches_unless_it_shares_prompts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda **_: 1)
+    one = ["actor.num_gpus_per_node=1", "ref.num_gpus_per_node=1", "vllm.num_engines=1"]
+    for shares, most in ((False, 100), (True, None)):
+        args = arguments(*one, "ds.attn_implementation=varlen", f"sg.share_prompts={shares}")
+        args.data.max_len = 50
+        (rank,) = ranks_of(args, Maker(args).make_experience_batch(rollout()), 1)
+        sizes = [len(samples) for samples in rank.trained()]
+        lengths = [int(s.total_length) for s in rollout()]
+        if most is None:
+            assert sizes == [MICRO] * (SAMPLES // MICRO)
+        else:
+            tokens = [sum(lengths[i] for i in samples) for samples in rank.trained()]
+            assert max(tokens) <= most and len(sizes) < SAMPLES // MICRO
 
 
 def by_place(ranks: list[Rank]) -> dict[int, Any]:
