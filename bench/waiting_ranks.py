@@ -21,9 +21,9 @@ A micro-batch's cost is the FLOPs of Qwen2.5-3B for its tokens, those of padding
 padded, and for its attention. Communication is not counted: with it, the shares are smaller.
 
 Lengths are drawn: log-normal, a sample's median 600 tokens, scaled so that the longest of the
-rollout is ``spread`` times the median; lengths of a group are independent. ``filled`` in the result
-has the Knights & Knaves recipe as the plan assumes it, 1,365 tokens on average. ``--recorded`` takes
-those of a run with ``sg.samples_per_step`` at its whole rollout instead.
+rollout is ``spread`` times the median; lengths of a group are independent. ``filled`` in the
+result has the Knights & Knaves recipe as the plan assumes it, 1,365 tokens on average.
+``--recorded`` takes those of a run with ``sg.samples_per_step`` at its whole rollout instead.
 
 ``--measure`` runs three of these ways on two processes with a small packed model and
 times how long each waits for the other at a barrier after every micro-batch.

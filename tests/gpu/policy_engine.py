@@ -13,13 +13,15 @@ ADAM = {"lr": 1e-6, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01}
 
 def policy_engine(
     shape: dict[str, Any], stage: int, device: str, *, adam_offload: bool = False,
-    accumulation: int = 1, checkpointing: bool = True,
+    accumulation: int = 1, checkpointing: bool = True, leaf: bool = True, fp32_sums: bool = False,
 ) -> Any:  # fmt: skip
     """A Qwen2 of a shape of sg_rlhf/plan in bfloat16, with varlen attention, under a ZeRO stage.
 
     Args:
         accumulation: micro-batches of an optimizer step.
         checkpointing: layers are recomputed in the backward pass.
+        leaf: under ZeRO-3, layers are leaf modules, as in a run.
+        fp32_sums: gradients are summed in float32 (``ds.grad_accum_dtype``).
     """
     import deepspeed
     from openrlhf.utils.deepspeed.deepspeed_utils import (
@@ -30,6 +32,7 @@ def policy_engine(
     from transformers.integrations.deepspeed import HfDeepSpeedConfig
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+    from sg_rlhf.overlay.model import leaf_layers
     from sg_rlhf.overlay.model.packed_attention import VARLEN, attention
 
     ALL_ATTENTION_FUNCTIONS.register(VARLEN, attention)
@@ -38,6 +41,7 @@ def policy_engine(
         adam_offload=adam_offload,
         stage=stage,
         zpg=1,
+        grad_accum_dtype="fp32" if fp32_sums else None,
         optim_config={"type": "AdamW", "params": {**ADAM, "torch_adam": True, "fused": True}},
     )
     settings["train_micro_batch_size_per_gpu"] = 1
@@ -52,6 +56,8 @@ def policy_engine(
     model.config.use_cache = False
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
+    if stage == 3 and leaf:
+        leaf_layers.mark(model)
     engine, *_ = deepspeed.initialize(
         model=model,
         model_parameters=get_optimizer_grouped_parameters(model, ADAM["weight_decay"]),

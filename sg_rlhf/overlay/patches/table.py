@@ -32,6 +32,10 @@ def _always() -> bool:
     return True
 
 
+def _with_gpus() -> bool:
+    return not platform.is_cpu()
+
+
 def _rotary_fp32() -> bool:
     return worker_settings.current().rotary_fp32
 
@@ -146,6 +150,10 @@ PATCHES = (
           f"{_OURS}.model.adam:with_torch_adam",
           "DeepSpeed compiles an Adam of its own; on a CPU it rounds a resumed step differently",
           wraps=True),
+    Patch("openrlhf.utils.deepspeed.deepspeed", "DeepspeedStrategy.prepare",
+          f"{_OURS}.model.leaf_layers:with_leaf_layers",
+          "ZeRO-3's Python for every module of a layer takes longer than the GPU's work",
+          when=_with_gpus, wraps=True),
     Patch("deepspeed.ops.adam.fused_adam", "FusedAdam", f"{_OURS}.model.adam:FusedAdam",
           "ds.enable_sleep asserts this class, and works with torch's as well"),
     Patch("openrlhf.utils.deepspeed.deepspeed", "DeepspeedStrategy.setup_distributed",

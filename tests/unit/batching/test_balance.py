@@ -167,7 +167,7 @@ def test_what_does_not_divide_evenly_is_refused() -> None:
 def variable_size(
     lengths: list[int], ranks: int, size: int, costs: list[float], max_tokens: int = 0
 ) -> Any:
-    """The assignment of one optimizer step, by default in the tokens of a fixed number of samples."""
+    """The assignment of one optimizer step; 0 tokens: those of a fixed number of samples."""
     step = range(len(lengths))
     if not max_tokens:
         fixed = balance.balance(lengths, ranks, size, packed=True)

@@ -1,0 +1,49 @@
+"""Decoder layers as ZeRO-3's leaf modules: one gather of weights per layer.
+
+By default ZeRO-3 has hooks on every module of a layer, about 15. Their Python takes most of the
+time of a small micro-batch. A leaf module's weights are gathered and released together. Gradients
+do not change. Their norm adds the parameters in another order, which may change its last digit;
+runs without CUDA therefore keep DeepSpeed's hooks, and their weights.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+
+def with_leaf_layers(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap upstream's ``DeepspeedStrategy.prepare``: mark the layers of the models it is given."""
+
+    @functools.wraps(original)
+    def prepare(self: Any, *models: Any) -> Any:
+        if self.stage == 3:
+            for entry in models:
+                model = entry[0] if isinstance(entry, tuple) else entry
+                if model is not None:
+                    mark(getattr(model, "model", model))
+        return original(self, *models)
+
+    return prepare
+
+
+def mark(model: Any) -> int:
+    """Mark the decoder layers of a model that DeepSpeed has not prepared yet.
+
+    Args:
+        model: a transformers model, with or without adapters. Its ``_no_split_modules`` name the
+            class of its layers.
+
+    Returns:
+        The number of layers; 0 for a model that names none.
+    """
+    from deepspeed.utils.z3_leaf_module import set_z3_leaf_module
+
+    names = {
+        name for part in model.modules() for name in getattr(part, "_no_split_modules", None) or ()
+    }
+    layers = [part for part in model.modules() if type(part).__name__ in names]
+    for layer in layers:
+        set_z3_leaf_module(layer, True)
+    return len(layers)
