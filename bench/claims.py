@@ -175,6 +175,10 @@ BENCHES = {
         "waiting_ranks.json", "bench/waiting_ranks.py --plot docs/images/waiting_ranks.png",
         "bench/waiting_ranks.py",
     ),
+    "update_costs": Bench(
+        "update_costs.json", "bench/update_costs.py",
+        "bench/update_costs.py --layers 12 --repeats 3",
+    ),
     "kk_generator": Bench(
         "kk_generator.json", "bench/kk_generator.py", "bench/kk_generator.py --turns 3"
     ),
@@ -250,6 +254,18 @@ CLAIMS = (
     Claim("waiting of the ranks, packed, the worst of eight layouts", "the time of the update",
           "waiting_ranks", "rows/way=balanced&packed=True/waiting", 0.08, unit="%",
           tolerance=0.15, note="one by one, a step of 64 at spread 8"),
+    Claim("ZeRO-3's Python per layer, layers as leaf modules", "every module with its hooks",
+          "update_costs", "python/leaf_over_plain", 0.6, tolerance=0.15,
+          note="36 tiny layers, processor time of forward, recomputed and backward pass"),
+    Claim("ZeRO-3's Python per layer, layers as leaf modules, beside none", "no ZeRO",
+          "update_costs", "python/leaf_over_none", 1.5, tolerance=0.2,
+          note="2.88x without leaf modules; 1.45x of ZeRO-2"),
+    Claim("crossings of PCIe by a gradient in an optimizer step of 4 micro-batches, one GPU, host "
+          "optimizer", "8 (ZeRO-2 with bf16 sums)", "update_costs",
+          "transfers/zero_stage=1/crossings", 1.0, unit="", tolerance=0.0,
+          note="ZeRO-1; the same with ZeRO-2 and float32 sums"),
+    Claim("error of a sum of 64 noisy bf16 gradients, in float32", "the sum",
+          "update_costs", "sums/fp32", 1e-6, unit="%", note="0.76 % in bf16"),
     Claim("weight sync of 434 tensors, 0.5B parameters", "OpenRLHF's loop over parameters",
           "weight_sync", "models/0.5B/buckets/64/of_upstream", 1.0, tolerance=0.15,
           whole_only=True, note="buckets of 64 MiB; 0.92x with 512, the default"),

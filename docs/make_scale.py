@@ -22,7 +22,7 @@ from sg_rlhf.config import Config, load_config  # noqa: E402
 from sg_rlhf.config.builtin_recipes import CONFIGS  # noqa: E402
 from sg_rlhf.machine.hardware import named, of_gpus  # noqa: E402
 from sg_rlhf.plan.memory import MemoryPlan  # noqa: E402
-from sg_rlhf.plan.of_recipe import Plan, fastest  # noqa: E402
+from sg_rlhf.plan.of_recipe import Plan, fastest, fitted  # noqa: E402
 from sg_rlhf.plan.run_shape import RunShape, run_shape  # noqa: E402
 from sg_rlhf.plan.time import PARTS  # noqa: E402
 from sg_rlhf.tasks.registry import DOMAINS  # noqa: E402
@@ -61,11 +61,14 @@ def recipes() -> list[str]:
 
 
 def plan_on(recipe: str, hardware: str) -> MemoryPlan:
-    """A shipped recipe's memory on named hardware, with its settings."""
-    config = _load(recipe)
+    """A shipped recipe's memory on named hardware, with the settings that the plan chooses."""
+    config, more = _load(recipe), _load(f"hardware:{hardware}")
     # Key by key the later part wins, as if both were loaded, which takes far longer.
-    config = replace(config, values=config.values | _load(f"hardware:{hardware}").values)
-    run = run_shape(config)
+    config = replace(
+        config, values=config.values | more.values, origin=config.origin | more.origin,
+        sources=(*config.sources, *more.sources),
+    )  # fmt: skip
+    run = run_shape(fitted(config))
     assert run is not None, recipe
     return MemoryPlan(run, named(hardware))
 

@@ -48,7 +48,7 @@ from sg_rlhf.overlay.driver.prepare import not_writable, prepare_run_dir, run_lo
 from sg_rlhf.overlay.patches.version import check_version
 from sg_rlhf.overlay.reporting import graceful_stop
 from sg_rlhf.overlay.reporting.errors import UnusablePrompts
-from sg_rlhf.plan.of_recipe import Plan, plan_of, write_predicted
+from sg_rlhf.plan.of_recipe import Plan, fitted, plan_of, write_predicted
 from sg_rlhf.run_dir.lock import RunLocked
 from sg_rlhf.weights.describe import describe_loss
 
@@ -145,7 +145,7 @@ def load(arguments: argparse.Namespace) -> Run:
     Raises:
         ConfigError: one line naming the file, the key, the value and what was expected.
     """
-    config = load_config(arguments.config, arguments.overrides)
+    config = fitted(load_config(arguments.config, arguments.overrides))
     run_dir = run_dir_of(arguments.run_dir, arguments.config, config)
     try:
         run_dir = real_path(run_dir, "--run-dir")

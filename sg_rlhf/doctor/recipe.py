@@ -24,6 +24,7 @@ from sg_rlhf.doctor.facts import Facts, gather
 from sg_rlhf.machine.hardware import of_machine
 from sg_rlhf.machine.names import SIZES, size_of
 from sg_rlhf.plan.memory import MemoryPlan
+from sg_rlhf.plan.of_recipe import fitted
 from sg_rlhf.plan.phases import DOWNLOAD, PROCESSES
 from sg_rlhf.plan.run_shape import run_shape
 
@@ -72,7 +73,7 @@ def load(
     Raises:
         ConfigError: one line naming the file, the key, the value and what was expected.
     """
-    config = load_config(files, tuple(overrides))
+    config = fitted(load_config(files, tuple(overrides)))
     without = config.value("vllm.sync_backend") == "gloo"
     return Recipe(config, run_paths.run_dir_of(run_dir, files, config), without, here)
 

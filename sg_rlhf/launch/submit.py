@@ -27,6 +27,7 @@ from sg_rlhf.common.environment import network_variables, script
 from sg_rlhf.common.text import single_line
 from sg_rlhf.config import Config, ConfigError, builtin_recipes, load_config, run_paths
 from sg_rlhf.config.checks import input_files
+from sg_rlhf.plan.of_recipe import fitted
 
 #: Never uploaded, as well as what .gitignore and .rayignore name; Ray's own default.
 EXCLUDED = [".git", ".venv", "venv", "__pycache__"]
@@ -305,7 +306,7 @@ def submit(arguments: Any) -> int:
     Raises:
         ConfigError, SubmitError: one line for the user.
     """
-    config = load_config(arguments.config, arguments.overrides)
+    config = fitted(load_config(arguments.config, arguments.overrides))
     run_dir = run_paths.run_dir_of(arguments.run_dir, arguments.config, config)
     run_dir = Path(os.path.abspath(run_dir))
     with tempfile.TemporaryDirectory() as folder:

@@ -65,12 +65,14 @@ def optimizer(run: RunShape) -> float:
 def gradients(run: RunShape) -> float:
     """The shard that accumulates: 2 P' / n (4 with ``ds.grad_accum_dtype=fp32``).
 
-    Under ZeRO-3 it is there from the start (stage3.py, ``grad_partitions_flat_buffer``), on the
-    host with ``ds.adam_offload``. ZeRO 0 and 1 hold all gradients.
+    Under ZeRO-3 it is there from the start (stage3.py, ``grad_partitions_flat_buffer``). With
+    ``ds.adam_offload`` it is on the host, but for ZeRO-2's float32 sums (stage_1_and_2.py,
+    ``_build_compact_grad_partition_buffer``). ZeRO 0 and 1 hold all gradients.
     """
     if run.zero_stage < 2:
         return run.grad_bytes * run.trainable / tensor_parts(run)
-    return 0.0 if run.adam_offload else run.grad_bytes * run.trainable / run.ranks
+    on_host = run.adam_offload and not (run.zero_stage == 2 and run.grad_bytes > run.weight_bytes)
+    return 0.0 if on_host else run.grad_bytes * run.trainable / run.ranks
 
 
 def reduction(run: RunShape) -> float:

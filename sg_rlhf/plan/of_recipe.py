@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from sg_rlhf.common.atomic_io import write_whole
-from sg_rlhf.config import Config, ConfigError, load_config
+from sg_rlhf.config import Config, ConfigError, builtin_recipes, load_config
 from sg_rlhf.data_io import strict_json
 from sg_rlhf.machine.hardware import Hardware, detected, named, of_gpus
 from sg_rlhf.plan.gpu_memory import GIB
-from sg_rlhf.plan.memory import MemoryPlan
+from sg_rlhf.plan.memory import TIGHT, MemoryPlan
 from sg_rlhf.plan.run_shape import RunShape, run_shape
 from sg_rlhf.plan.time import DEFAULT, Assumptions, TimePlan, time_plan
 
@@ -26,6 +26,15 @@ PREDICTED = "predicted.json"
 #: these a micro-batch gains nothing that the estimate knows of.
 UTILIZATIONS = (0.5, 0.6, 0.7, 0.8, 0.85)
 LARGEST_MICRO = (8, 16)
+#: Keys of a hardware's settings that :func:`fitted` chooses, and the part that then sets them.
+CHOSEN = (
+    "ds.zero_stage", "ds.adam_offload", "actor.gradient_checkpointing_enable",
+    "train.micro_batch_size", "rollout.micro_batch_size",
+)  # fmt: skip
+BY_PLAN = "the plan"
+#: Other settings than the hardware's have to take at most this share of their time, and may take
+#: so much more for sums of gradients in float32.
+FASTER, SLOWER = 0.98, 1.02
 
 
 @dataclass(frozen=True)
@@ -79,6 +88,12 @@ class Plan:
     def seconds(self) -> float:
         """Of a rollout; infinite where there is no estimate."""
         return self.time.seconds if self.time else math.inf
+
+    def value(self, key: str) -> Any:
+        """What the run has for a recipe's key."""
+        return getattr(
+            self.run, next(f.name for f in fields(RunShape) if f.metadata.get("key") == key)
+        )
 
     def overrides(self, before: RunShape) -> str:
         """The settings that differ from those of another run, as ``key=value``."""
@@ -166,34 +181,132 @@ def plan_of(
 def fastest(run: RunShape, hardware: Hardware, assumptions: Assumptions = DEFAULT) -> Plan | None:
     """The settings that fit with a reserve and, of these, are fastest; None if none fits.
 
-    Tried are the engines' tensor parallelism, ZeRO-2 in place of ZeRO-3, offload, vLLM's share and
-    micro-batches. Of equally fast settings the first is taken, in the order: fewer GPUs for an
-    engine, the ZeRO stage, offload, share and micro-batches as they are.
+    Tried are the engines' tensor parallelism, vLLM's share, and what :func:`fastest_update` tries.
+    Of equally fast settings the first is taken, in the order: fewer GPUs for an engine, the share
+    as it is.
     """
     if run.cpu or not run.colocated or run.ranks > hardware.gpus:
         return None
-    found: list[Plan] = []
     parts = [n for n in (1, 2, 4, 8) if n <= run.gpus_per_node and run.ranks % n == 0]
-    stages = dict.fromkeys((run.zero_stage, min(run.zero_stage, 2)))
-    offloads = dict.fromkeys((run.adam_offload, False, True))
     shares = dict.fromkeys((run.gpu_memory_utilization, *UTILIZATIONS))
-    micros = dict.fromkeys(((run.train_micro, run.rollout_micro), LARGEST_MICRO))
-    for engine_tp, stage, offload, share in itertools.product(parts, stages, offloads, shares):
+    found = []
+    for engine_tp, share in itertools.product(parts, shares):
         tried = replace(
-            run, engine_tp=engine_tp, engines=run.ranks // engine_tp, zero_stage=stage,
-            adam_offload=offload, gpu_memory_utilization=share,
-        )  # fmt: skip
+            run, engine_tp=engine_tp, engines=run.ranks // engine_tp, gpu_memory_utilization=share
+        )
+        found.append(fastest_update(tried, hardware, assumptions))
+    return _best(found)
+
+
+def fastest_update(
+    run: RunShape,
+    hardware: Hardware,
+    assumptions: Assumptions = DEFAULT,
+    fixed: Collection[str] = (),
+) -> Plan | None:
+    """The fastest settings of the trainer that fit; None if none fits.
+
+    Tried are lower ZeRO stages, offload, recomputed layers and larger micro-batches.
+
+    Args:
+        run: the sizes of the recipe.
+        hardware: the machine it is for.
+        assumptions: of the time.
+        fixed: keys that stay as they are.
+    """
+
+    def values(key: str, current: Any, *others: Any) -> list[Any]:
+        return list(dict.fromkeys((current, *(() if key in fixed else others))))
+
+    lower = [stage for stage in (2, 1) if stage < run.zero_stage and run.shards == 1]
+    micros = [(run.train_micro, run.rollout_micro)]
+    if not {"train.micro_batch_size", "rollout.micro_batch_size"} & set(fixed):
+        micros.append(LARGEST_MICRO)
+    found = []
+    for stage, offload, checkpointing in itertools.product(
+        values("ds.zero_stage", run.zero_stage, *lower),
+        values("ds.adam_offload", run.adam_offload, False, True),
+        values("actor.gradient_checkpointing_enable", run.checkpointing, False),
+    ):
+        if stage == 1 and run.grad_bytes > run.weight_bytes:
+            continue  # without offload another optimizer of DeepSpeed, whose states do not sleep
+        tried = replace(run, zero_stage=stage, adam_offload=offload, checkpointing=checkpointing)
         most = MemoryPlan(tried, hardware)
-        for train, rollout in micros:
+        for train, rollout in dict.fromkeys(micros):
             train, rollout = min(most.train_micro, train), min(most.rollout_micro, rollout)
             if train and rollout:
                 changed = replace(tried, train_micro=train, rollout_micro=rollout)
                 found.append(Plan(changed, hardware, assumptions))
+    return _best(found, _is_full)
+
+
+def _best(
+    plans: Iterable[Plan | None], is_full: Callable[[Plan], bool] = lambda plan: False
+) -> Plan | None:
+    """The fastest that fits, with a reserve if any does; of equally fast ones the first."""
     return min(
-        (plan for plan in found if plan.memory.fits and plan.time),
-        key=lambda plan: (bool(plan.memory.tight), round(plan.seconds, 1)),
+        (plan for plan in plans if plan and plan.memory.fits and plan.time),
+        key=lambda plan: (bool(plan.memory.tight), is_full(plan), round(plan.seconds, 1)),
         default=None,
     )
+
+
+def _is_full(plan: Plan) -> bool:
+    """Whether a phase leaves less than a tenth of a GPU, sampling included."""
+    available = plan.hardware.gpu_memory_gib
+    return available - plan.memory.peak_gib < TIGHT * available
+
+
+def fitted(config: Config) -> Config:
+    """A recipe whose trainer has the fastest settings that fit, by the plan of its hardware.
+
+    Only settings that come with a hardware name change (``--hardware``, ``hardware:NAME``). What a
+    recipe or an override sets stays. Gradients are summed in float32 where that fits and takes at
+    most :data:`SLOWER` longer.
+
+    Raises:
+        ConfigError: the model is a module that is not installed.
+    """
+    try:
+        machine = named(config.hardware)
+        run = run_shape(config)
+    except ValueError:  # no hardware name, or a model of a kind whose memory is not known
+        return config
+    if run is None or run.cpu or not run.colocated or run.ranks > machine.gpus:
+        return config
+    fixed = {key for key in CHOSEN if not _is_of_hardware(config.origin.get(key, ""))}
+    found = fastest_update(run, machine, fixed=fixed)
+    if found is None:
+        return config
+    best, own = found, Plan(run, machine)
+    as_safe = own.memory.fits and not own.memory.tight and _is_full(own) <= _is_full(found)
+    if as_safe and found.seconds > FASTER * own.seconds:
+        best = own
+    if "ds.grad_accum_dtype" not in config.origin and run.grad_bytes == run.weight_bytes == 2:
+        same = None
+        if best.run.zero_stage > 1:  # see fastest_update
+            same = Plan(replace(best.run, grad_bytes=4), machine)
+        other = fastest_update(replace(run, grad_bytes=4), machine, fixed=fixed)
+        for summed in (same, other):
+            if summed is None or not summed.memory.fits or summed.memory.tight:
+                continue
+            if _is_full(summed) <= _is_full(best) and summed.seconds <= SLOWER * best.seconds:
+                best = summed
+                break
+    changed = {key: value for key in CHOSEN if (value := best.value(key)) != config.value(key)}
+    if best.run.grad_bytes > run.grad_bytes:
+        changed["ds.grad_accum_dtype"] = "fp32"
+    return replace(
+        config,
+        values=config.values | changed,
+        origin=config.origin | dict.fromkeys(changed, BY_PLAN),
+        sources=(*config.sources, BY_PLAN) if changed else config.sources,
+    )
+
+
+def _is_of_hardware(part: str) -> bool:
+    """Whether a part of a recipe is a hardware's: a name, or a file of configs/hardware."""
+    return part.startswith(builtin_recipes.HARDWARE) or Path(part).parent.name == "hardware"
 
 
 def machine_for(run: RunShape, folder: str | Path = ".") -> tuple[Hardware, str]:
@@ -223,12 +336,12 @@ def load_for(
         ConfigError: the recipe is wrong, or there is no such hardware.
     """
     if hardware is None:
-        return load_config(list(files), tuple(overrides)), None
+        return fitted(load_config(list(files), tuple(overrides))), None
     try:
         machine = named(hardware)
     except ValueError as error:
         raise ConfigError(f"--hardware {error}") from None
-    return load_config([*files, f"hardware:{hardware}"], tuple(overrides)), machine
+    return fitted(load_config([*files, f"hardware:{hardware}"], tuple(overrides))), machine
 
 
 def write_predicted(plan: Plan | None, run_dir: Path) -> None:

@@ -70,7 +70,11 @@ def moments(run: RunShape, hardware: Hardware) -> list[Moment]:
     }
     bucket = {"gradient buckets": gpu.BUCKET}
     asleep = run.trainer_sleeps and not run.adam_offload
-    resident = weights if asleep else weights | states | bucket
+    if run.zero_stage < 2:  # its gradients are gone after the step
+        kept_states = {name: size for name, size in states.items() if name != "gradient shard"}
+    else:
+        kept_states = states
+    resident = weights if asleep else weights | kept_states | bucket
     contexts = {CONTEXTS: gpu.contexts(run)}
     engine_off, engine_weights, engine_on = _engine(run, hardware)
     training = contexts | weights | states | engine_off

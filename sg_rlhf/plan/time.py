@@ -50,8 +50,11 @@ class Assumptions:
     #: Memory bandwidth of a node, GB/s, for Adam on the CPU.
     host_bandwidth: float = 150.0
     #: Python's work for one layer's forward pass under ZeRO-3, and below. A backward pass counts
-    #: 1.5. Measured with 3B: .0089 to .0094 and .001; with recomputation .032 for both passes.
+    #: 1.5. Measured with 3B: .0089 to .0094 and .001; with recomputation .032 for both passes. The
+    #: first is without leaf modules, which take about half (bench/results/update_costs.json, on a
+    #: CPU; not measured on a GPU).
     gathered_layer_seconds: float = 0.0093
+    leaf_share: float = 0.55
     layer_seconds: float = 0.001
     #: Below ZeRO-3, the hooks of one layer's gradients. Measured: .0092 for both passes in all.
     gradient_seconds: float = 0.0057
@@ -71,9 +74,14 @@ class Assumptions:
     #: Share of the ranks' time that is work, not waiting: samples balanced by length, dynamic
     #: batches, upstream's order. Means of bench/results/waiting_ranks.json, whose draws reach from
     #: 0.86, 0.85 and 0.39.
-    balanced: float = 0.97
+    balanced: float = 0.99
     dynamic: float = 0.96
     unbalanced: float = 0.67
+
+    @property
+    def zero3_seconds(self) -> float:
+        """Python's work for one layer's forward pass under ZeRO-3."""
+        return self.gathered_layer_seconds * self.leaf_share
 
     def mean_response(self, run: RunShape) -> float:
         """Mean length of a response, tokens."""
@@ -189,7 +197,7 @@ def time_plan(
             f"prompts of {prompt:.0f}",
             f"{given.mfu:.0%} of the bf16 peak in training, {given.bandwidth:.0%} of the memory's "
             f"bandwidth in decoding, {given.link:.0%} of the links'",
-            f"{given.gathered_layer_seconds * 1000:.0f} ms of Python per layer, forward pass and "
+            f"{given.zero3_seconds * 1000:.0f} ms of Python per layer, forward pass and "
             f"micro-batch under ZeRO-3, else {given.layer_seconds * 1000:.0f} ms",
             f"ranks work {working:.0%} of the time and wait for each other in the rest",
         ),
@@ -262,7 +270,7 @@ def collective(run: RunShape, hardware: Hardware, size: float, given: Assumption
 
 def _passes(
     run: RunShape, hardware: Hardware, given: Assumptions,
-    *, forwards: float, python: float, collectives: int, micro: int,
+    *, forwards: float, python: float, collectives: int, micro_batches: float,
 ) -> float:  # fmt: skip
     """Passes of a rank over its samples: arithmetic, Python or collectives, the longest of them.
 
@@ -270,7 +278,7 @@ def _passes(
         forwards: the arithmetic of a pass, in forward passes.
         python: Python's work for one layer and micro-batch, seconds.
         collectives: gathers of the weights and reductions of the gradients.
-        micro: samples of a micro-batch.
+        micro_batches: of a rank.
     """
     of_rank = run.samples / run.data_parallel
     tokens = given.mean_response(run) + given.prompt(run)
@@ -279,12 +287,35 @@ def _passes(
     moved = 0.0
     if run.zero_stage == 3:
         moved = collectives * collective(run, hardware, 2 * run.model.parameters, given)
-    return max(computed, -(-of_rank // micro) * max(python * run.model.num_layers, moved))
+    return max(computed, micro_batches * max(python * run.model.num_layers, moved))
+
+
+def micro_batches(run: RunShape, given: Assumptions, samples: int, size: int, limit: int) -> float:
+    """Micro-batches of a rank: packed ones are filled to the tokens that the plan reserves.
+
+    Args:
+        samples: that are cut together: of an optimizer step, or of a rollout.
+        size: samples of a micro-batch that is padded, or dealt by OpenRLHF.
+        limit: tokens of a packed micro-batch.
+    """
+    of_rank = samples / run.data_parallel
+    if run.packing and (run.dealt or run.train_tokens):
+        tokens = given.mean_response(run) + given.prompt(run)
+        return math.ceil(of_rank * tokens / limit)
+    return math.ceil(of_rank / size)
+
+
+def training_micro_batches(run: RunShape, given: Assumptions = DEFAULT) -> float:
+    """Of a rank in one pass over the rollout."""
+    steps = max(1, run.samples // run.train_batch)
+    of_step = min(run.samples, run.train_batch)
+    limit = run.train_pass_tokens
+    return steps * micro_batches(run, given, of_step, run.train_micro, limit)
 
 
 def _forward_seconds(run: RunShape, given: Assumptions) -> float:
     """Python's work for one layer's forward pass."""
-    return given.gathered_layer_seconds if run.zero_stage == 3 else given.layer_seconds
+    return given.zero3_seconds if run.zero_stage == 3 else given.layer_seconds
 
 
 def scoring(run: RunShape, hardware: Hardware, given: Assumptions = DEFAULT) -> float:
@@ -292,41 +323,53 @@ def scoring(run: RunShape, hardware: Hardware, given: Assumptions = DEFAULT) -> 
     models = run.old_share + run.reference
     return models * _passes(
         run, hardware, given, forwards=1, python=_forward_seconds(run, given), collectives=1,
-        micro=run.rollout_micro,
+        micro_batches=micro_batches(
+            run, given, run.samples, run.rollout_micro, run.rollout_pass_tokens
+        ),
     )  # fmt: skip
 
 
 def update(run: RunShape, hardware: Hardware, given: Assumptions = DEFAULT) -> float:
     """Forward and backward passes: 6P a token, 8P with recomputed layers (arXiv 1604.06174).
 
-    ZeRO-3 gathers the weights twice and reduces the gradients. With ``ds.adam_offload`` the sum of
-    the gradients comes over PCIe and goes back in every micro-batch (in DeepSpeed
-    ``partition_grads`` and ``async_accumulate_grad_in_cpu_via_gpu``).
+    ZeRO-3 gathers the weights twice and reduces the gradients.
     """
     recomputed = 1 if run.checkpointing else 0
     python = (2.5 + recomputed) * _forward_seconds(run, given)
     if run.zero_stage < 3:
         python += given.gradient_seconds
+    passes = training_micro_batches(run, given)
     seconds = _passes(
         run, hardware, given, forwards=3 + recomputed, python=python, collectives=3,
-        micro=run.train_micro,
+        micro_batches=passes,
     )  # fmt: skip
-    if run.adam_offload:
-        summed = 2 * run.grad_bytes * run.trainable / run.ranks
-        passes = run.samples / run.data_parallel / run.train_micro
-        seconds += passes * summed / (hardware.type.pcie * 1e9 * given.link)
-    return run.epochs * seconds
+    crossing = passes * gradient_transfers(run) * run.grad_bytes * run.trainable / run.ranks
+    return run.epochs * (seconds + crossing / (hardware.type.pcie * 1e9 * given.link))
+
+
+def gradient_transfers(run: RunShape) -> int:
+    """How often a gradient crosses PCIe in each micro-batch.
+
+    With ``ds.adam_offload`` the sum of the gradients is in host memory. ZeRO-3 brings it to the GPU
+    and back in each micro-batch (stage3.py, ``partition_grads``), and so does ZeRO-2
+    (stage_1_and_2.py, ``async_accumulate_grad_in_cpu_via_gpu``). ZeRO-2 keeps float32 sums on the
+    GPU, and ZeRO-1 all sums: there they cross once in an optimizer step. Counted in
+    bench/results/update_costs.json.
+    """
+    on_gpu = run.zero_stage < 2 or (run.zero_stage == 2 and run.grad_bytes > run.weight_bytes)
+    return 0 if on_gpu or not run.adam_offload else 2
 
 
 def optimizer_steps(run: RunShape, hardware: Hardware, given: Assumptions = DEFAULT) -> float:
     """Adam reads and writes 28 bytes a parameter: of the GPU's memory, or of the node's.
 
-    With ``ds.adam_offload`` gradients and weights cross PCIe as well, 4 bytes a parameter.
+    With ``ds.adam_offload`` float32 gradients and 16-bit weights cross PCIe as well, 6 bytes a
+    parameter.
     """
     own = run.trainable / run.ranks
     if run.adam_offload:
         on_host = 28 * own * run.gpus_per_node / (given.host_bandwidth * 1e9)
-        seconds = on_host + 4 * own / (hardware.type.pcie * 1e9 * given.link)
+        seconds = on_host + 6 * own / (hardware.type.pcie * 1e9 * given.link)
     else:
         seconds = 28 * own / (hardware.type.bandwidth * 1e9 * given.bandwidth)
     if run.zero_stage < 3:

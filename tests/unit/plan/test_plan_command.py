@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from sg_rlhf.config import load_config
 from sg_rlhf.machine.hardware import named
 from sg_rlhf.plan import of_recipe
 from sg_rlhf.plan.command import main
@@ -145,3 +147,41 @@ def test_the_cpus_recipes_are_planned_as_measured() -> None:
     plan = of_recipe.plan_of(config)
     assert plan is not None and plan.time is None and plan.memory.fits
     assert plan.memory.host_gib * 2**30 / 1e9 == pytest.approx(4.3, rel=0.15)
+
+
+# -- the settings that the plan chooses
+
+
+def chosen(recipe: str, hardware: str, *overrides: str) -> dict[str, Any]:
+    config, _ = of_recipe.load_for([str(CONFIGS / recipe)], overrides, hardware)
+    return {key: config.value(key) for key, part in config.origin.items() if part == "the plan"}
+
+
+def test_one_gpu_gets_no_transfers_per_micro_batch_and_24_gb_larger_micro_batches() -> None:
+    one = chosen("kk/grpo_qwen2.5-3b-instruct.yaml", "1x80gb")
+    # ZeRO-2, whose float32 sums stay on the GPU.
+    assert one["ds.grad_accum_dtype"] == "fp32" and "ds.zero_stage" not in one
+    small = chosen("kk/grpo_1xgpu.yaml", "1x24gb")
+    assert small["train.micro_batch_size"] == 2
+    assert small["actor.gradient_checkpointing_enable"] is False
+    four = chosen("search/grpo_qwen3-4b.yaml", "8x80gb")
+    assert four["ds.zero_stage"] == 2
+
+
+def test_the_plan_changes_only_what_comes_with_the_hardware() -> None:
+    overrides = ["train.micro_batch_size=1", "ds.grad_accum_dtype=bf16", "ds.zero_stage=3"]
+    found = chosen("search/grpo_qwen3-4b.yaml", "8x80gb", *overrides)
+    assert not {"train.micro_batch_size", "ds.grad_accum_dtype", "ds.zero_stage"} & found.keys()
+    assert chosen("kk/grpo_sg_tiny_cpu.yaml", "cpu") == {}
+
+
+def test_what_it_chooses_fits_with_a_reserve_and_is_not_slower() -> None:
+    for recipe in ("kk/grpo_1xgpu.yaml", "kk/grpo_qwen2.5-7b-instruct-1m.yaml"):
+        for hardware in ("1x24gb", "4x80gb", "8x80gb"):
+            plain = load_config([str(CONFIGS / recipe), f"hardware:{hardware}"])
+            before = of_recipe.plan_of(plain, hardware=named(hardware))
+            after = of_recipe.plan_of(of_recipe.fitted(plain), hardware=named(hardware))
+            assert before is not None and after is not None
+            if before.memory.fits:
+                assert after.memory.fits and not after.memory.tight
+                assert after.seconds <= before.seconds * of_recipe.SLOWER
