@@ -7,53 +7,53 @@ query; `id` and `score` may be missing. Any other answer is an error, never an e
 A query is sent at once while fewer than `max_connections` requests are in flight. Otherwise it is
 sent with all other waiting queries when one of them ends. Equal queries are sent once.
 
-| what happened                            | several queries of a request   | then         |
-|------------------------------------------|--------------------------------|--------------|
-| no connection, 429, 502, 503, 504        | stay together                  | sent again   |
-| no answer within `timeout_s`             | are halved                     | sent again   |
-| 408, 425, 500 and other 5xx              | are halved, if it occurs twice | sent again   |
-| 400, 413, 422, another number of results | are halved                     | one fails    |
-| another status, or not this shape        | fail                           |              |
-| one query's results are malformed        | this query fails               |              |
-
-A request is sent again by one rule (`retry`): up to `retries` times, and longer while the retriever
-has been away for less than `outage_s`.
+A request is sent again if there is no connection, no answer within `timeout_s`, or status 429, 502,
+503 or 504: up to `retries` times, and longer until `outage_s` have passed. After any other failure
+each of its queries is sent alone, so that one bad query fails alone. A query alone is sent again
+after status 408, 425 or 5xx.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import random
 import sys
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sg_rlhf.common.text import notice_if_slow
 from sg_rlhf.tasks.search.protocol import Passage
-from sg_rlhf.tasks.search.retriever.retry import (
-    Cause,
-    OutageClock,
-    RequestError,
-    RetryPolicy,
-    error_of_status,
-)
 from sg_rlhf.tasks.search.settings import SearchSettings
 
 if TYPE_CHECKING:
     import aiohttp
+    from tenacity import RetryCallState
 
-#: Queries of a request before it is known how long the retriever takes.
-FIRST_BATCH = 8
-#: A request is made no larger than what is answered in this share of its time-out.
-AIMED_SHARE = 0.25
+#: Maximum seconds between two requests; the end of an outage is noticed this late at most.
+MAX_BACKOFF_S = 2.0
+#: An outage is reported after this many seconds. A server that sheds load is away for less.
+REPORTED_AFTER_S = 1.0
+#: Statuses of a gateway without a server behind it, and of a server that asks to come back later.
+_AWAY = frozenset({429, 502, 503, 504})
+#: Characters of an answer that an error shows.
 _SHOWN = 200
 
 
 class RetrieverError(Exception):
     """The retriever gave no usable answer; one line that names the address and the cause."""
+
+
+class _RequestError(Exception):
+    """A request has no usable answer."""
+
+
+class _ServerError(_RequestError):
+    """The same request may succeed later."""
+
+
+class _Away(_ServerError):
+    """The retriever is not there or busy; no query is the reason."""
 
 
 _Result = list[Passage] | RetrieverError
@@ -63,14 +63,12 @@ class RetrieverClient:
     """Asks one retriever; to be used within one event loop, and closed at the end.
 
     `timeout_s` of the settings limits one request, from the connection to the whole answer; waiting
-    for one of the `max_connections` is not limited. A request begins with few queries, and stays
-    with what a slow retriever answers in a quarter of `timeout_s`, at most `max_batch`.
+    for one of the `max_connections` is not limited.
 
     Args:
         settings: `sg.search.*`.
         outage_s: used instead of the settings' own.
         notify: called with a line when an outage is noticed and when it ends.
-        rng: draws the waits between requests.
     """
 
     def __init__(
@@ -79,20 +77,16 @@ class RetrieverClient:
         *,
         outage_s: float | None = None,
         notify: Callable[[str], None] | None = None,
-        rng: random.Random | None = None,
     ) -> None:
         self.settings = settings
-        self._rng = rng or random.Random()
-        self._clock = OutageClock(
-            settings.outage_s if outage_s is None else outage_s,
-            lambda line: (notify or _print)(f"retriever {settings.url}: {line}"),
-        )
-        self._batch = min(FIRST_BATCH, settings.max_batch)
+        self._outage_s = settings.outage_s if outage_s is None else outage_s
+        self._notify = notify or (lambda line: print(line, file=sys.stderr, flush=True))
+        self._is_away = False  # which has been reported
         #: Queries that are not sent yet, and the results that dialogues wait for.
         self._queue: deque[str] = deque()
         self._pending: dict[str, asyncio.Future[_Result]] = {}
         self._requests: set[asyncio.Task[None]] = set()
-        self._sending = False
+        self._slots = asyncio.Semaphore(settings.max_connections)
         self._session: aiohttp.ClientSession | None = None
 
     async def aclose(self) -> None:
@@ -114,38 +108,29 @@ class RetrieverClient:
         """
         answer = self._pending.get(query)
         if answer is None:
-            loop = asyncio.get_running_loop()
-            answer = self._pending[query] = loop.create_future()
+            answer = self._pending[query] = asyncio.get_running_loop().create_future()
             self._queue.append(query)
-            if not self._sending:
-                self._sending = True
-                loop.call_soon(self._send)  # with what else is asked in this turn of the loop
+            # It starts after all that is asked in this turn of the event loop.
+            request = asyncio.create_task(self._send())
+            self._requests.add(request)
+            request.add_done_callback(self._requests.discard)
         # Whoever is cancelled must not take the answer from the others.
         found = await asyncio.shield(answer)
         if isinstance(found, RetrieverError):
             raise RetrieverError(*found.args)
         return list(found)
 
-    def _send(self) -> None:
-        """Start requests until all are under way, or as many as there may be."""
-        self._sending = False
-        while self._queue and len(self._requests) < self.settings.max_connections:
-            size = min(self._batch, len(self._queue))
+    async def _send(self) -> None:
+        """Ask for the oldest queries, and give each answer to whoever waits for it."""
+        async with self._slots:
+            size = min(self.settings.max_batch, len(self._queue))
             queries = [self._queue.popleft() for _ in range(size)]
-            request = asyncio.create_task(self._answer(queries))
-            self._requests.add(request)
-            request.add_done_callback(self._ended)
-
-    def _ended(self, request: asyncio.Task[None]) -> None:
-        self._requests.discard(request)
-        self._send()
-
-    async def _answer(self, queries: list[str]) -> None:
-        """Ask for some queries, and give each answer to whoever wants it."""
-        try:
-            found = await self._fetch(queries, self._retry_policy())
-        except Exception as error:  # a mistake of ours: nobody must wait for ever
-            found = [self._error(repr(error))] * len(queries)
+            if not queries:  # another request has them
+                return
+            try:
+                found = await self._fetch(queries)
+            except Exception as error:  # a mistake of ours: nobody must wait for ever
+                found = [self._error(repr(error))] * len(queries)
         self._resolve(queries, found)
 
     def _resolve(self, queries: Iterable[str], found: Iterable[_Result]) -> None:
@@ -154,36 +139,38 @@ class RetrieverClient:
             if not answer.done():  # its loop may have been closed
                 answer.set_result(result)
 
-    async def _fetch(self, queries: list[str], policy: RetryPolicy) -> list[_Result]:
-        """The result of each query, after as many requests as the policy allows."""
-        while True:
-            try:
-                return self._read(await self._post(queries), queries)
-            except RequestError as error:
-                seconds = policy.wait(error)
-                if len(queries) > 1 and policy.should_split(error):
-                    return await self._fetch_in_halves(queries, error, policy)
-                if seconds is None:
-                    times = f", {policy.failures} times" if policy.failures else ""
-                    return [self._error(f"{error}{times}")] * len(queries)
-            await asyncio.sleep(seconds)
+    async def _fetch(self, queries: list[str]) -> list[_Result]:
+        """The result of each query, after as many requests as the settings allow."""
+        import tenacity
 
-    async def _fetch_in_halves(
-        self, queries: list[str], error: RequestError, policy: RetryPolicy
-    ) -> list[_Result]:
-        middle = len(queries) // 2
-        found: list[_Result] = []
-        for half in (queries[:middle], queries[middle:]):
-            if error.cause is not Cause.TIMEOUT:
-                found += await self._fetch(half, self._retry_policy())
-            elif policy.exhausted:
-                found += found[-1:] * len(half)
-            else:  # one policy for both: a retriever that hangs does so for each of them
-                found += await self._fetch(half, policy)
-        return found
+        is_alone = len(queries) == 1
+        retrying = tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception_type(_ServerError if is_alone else _Away),
+            wait=tenacity.wait_random_exponential(self.settings.backoff_s, max=MAX_BACKOFF_S),
+            stop=tenacity.stop_after_attempt(self.settings.retries + 1)
+            & tenacity.stop_after_delay(self._outage_s),
+            before_sleep=self._report,
+            reraise=True,
+        )
+        try:
+            return await retrying(self._request, queries)
+        except _RequestError as error:
+            if not is_alone and not isinstance(error, _Away):  # one query may be the reason
+                return [result for query in queries for result in await self._fetch([query])]
+            requests = retrying.statistics["attempt_number"]
+            times = f", {requests} times" if isinstance(error, _ServerError) else ""
+            return [self._error(f"{error}{times}")] * len(queries)
 
-    async def _post(self, queries: Sequence[str]) -> Any:
-        """One request; its answer as JSON."""
+    def _report(self, state: RetryCallState) -> None:
+        """Say that a request waits for the retriever, once in an outage."""
+        seconds, outcome = state.seconds_since_start or 0.0, state.outcome
+        if self._outage_s and not self._is_away and outcome and seconds >= REPORTED_AFTER_S:
+            self._is_away = True
+            waiting = f"waiting for it, up to {self._outage_s:g} s (outage_s)"
+            self._notify(f"retriever {self.settings.url}: {outcome.exception()}; {waiting}")
+
+    async def _request(self, queries: Sequence[str]) -> list[_Result]:
+        """One request; the result of each query."""
         # Of the extra `search`: suites are listed, and other ones evaluated, without it.
         import aiohttp
 
@@ -195,53 +182,37 @@ class RetrieverClient:
                 timeout=aiohttp.ClientTimeout(total=self.settings.timeout_s),
             )
         body = {"queries": queries, "topk": self.settings.topk, "return_scores": True}
-        started = time.monotonic()
         try:
             async with self._session.post(
                 self.settings.url, data=json.dumps(body).encode(), allow_redirects=False
             ) as response:
-                answer = await response.read()
+                content = await response.read()
         except TimeoutError:
-            self._batch = max(1, min(self._batch, len(queries) // 2))
-            raise RequestError(
-                Cause.TIMEOUT, f"no answer within {self.settings.timeout_s:g} s"
-            ) from None
+            raise _Away(f"no answer within {self.settings.timeout_s:g} s") from None
         except aiohttp.ClientError as error:
-            raise RequestError(
-                Cause.AWAY, f"no connection ({error or type(error).__name__})"
-            ) from None
-        if response.status in (429, 503):
-            self._batch = max(1, self._batch // 2)
+            raise _Away(f"no connection ({error or type(error).__name__})") from None
+        text = _short(content.decode(errors="replace"))
         if not response.ok:
-            shown = f"status {response.status}: {_short(answer.decode(errors='replace'))}"
-            failure = error_of_status(response.status, shown, response.headers.get("Retry-After"))
-            if not failure.cause.is_temporary:
-                self._clock.answered()
-            raise failure
-        self._clock.answered()
-        self._adapt_batch(len(queries), time.monotonic() - started)
+            status = response.status
+            is_temporary = status in (408, 425) or status >= 500
+            kind = _Away if status in _AWAY else _ServerError if is_temporary else _RequestError
+            raise kind(f"status {status}: {text}")
+        if self._is_away:
+            self._is_away = False
+            self._notify(f"retriever {self.settings.url}: answers again")
         try:
-            return json.loads(answer)
+            answer = json.loads(content)
         except ValueError:
-            shown = f"not JSON: {_short(answer.decode(errors='replace'))}"
-            raise RequestError(Cause.BAD_ANSWER, shown) from None
-
-    def _adapt_batch(self, queries: int, seconds: float) -> None:
-        """Let the next request have more or fewer queries, by how long this one took."""
-        fits = int(queries * AIMED_SHARE * self.settings.timeout_s / max(seconds, 1e-6))
-        if fits < queries:
-            self._batch = max(1, fits)
-        elif queries >= self._batch:
-            self._batch = min(2 * queries, fits, self.settings.max_batch)
+            raise _RequestError(f"not JSON: {text}") from None
+        return self._read(answer, queries)
 
     def _read(self, answer: Any, queries: Sequence[str]) -> list[_Result]:
         """What an answer holds for each query; a query whose part is malformed fails alone."""
         result = answer.get("result") if isinstance(answer, dict) else None
         if not isinstance(result, list):
-            raise RequestError(Cause.BAD_ANSWER, f"an answer of another shape: {_short(answer)}")
+            raise _RequestError(f"an answer of another shape: {_short(answer)}")
         if len(result) != len(queries):
-            counts = f"{len(result)} results for {len(queries)} queries"
-            raise RequestError(Cause.BAD_QUERY, counts)
+            raise _RequestError(f"{len(result)} results for {len(queries)} queries")
         found: list[_Result] = []
         for entries in result:
             try:
@@ -251,19 +222,26 @@ class RetrieverClient:
                 found.append(self._error(shown))
         return found
 
-    def _retry_policy(self) -> RetryPolicy:
-        return RetryPolicy(self._clock, self.settings.retries, self.settings.backoff_s, self._rng)
-
     def _error(self, message: str) -> RetrieverError:
         return RetrieverError(f"retriever {self.settings.url}: {message}")
 
 
-def waiting_for(settings: SearchSettings) -> str:
-    """The retriever and how long a request may take."""
-    return (
-        f"the retriever {settings.url} (up to {settings.timeout_s:g} s a request, "
+async def ask(settings: SearchSettings, *queries: str) -> list[list[Passage]]:
+    """Ask at the start of a command, when no outage is waited for.
+
+    Raises:
+        RetrieverError: the retriever does not answer.
+    """
+    client = RetrieverClient(settings, outage_s=0.0)
+    waiting = (
+        f"waiting for the retriever {settings.url} (up to {settings.timeout_s:g} s a request, "
         f"{settings.retries + 1} requests)"
     )
+    try:
+        with notice_if_slow(waiting):
+            return await asyncio.gather(*map(client.search, queries))
+    finally:
+        await client.aclose()
 
 
 def check(settings: SearchSettings) -> None:
@@ -272,17 +250,8 @@ def check(settings: SearchSettings) -> None:
     Raises:
         ValueError: it does not answer; says how to start one.
     """
-    client = RetrieverClient(settings, outage_s=0.0)
-
-    async def ask() -> None:
-        try:
-            await client.search("Is anybody there?")
-        finally:
-            await client.aclose()
-
     try:
-        with notice_if_slow(f"waiting for {waiting_for(settings)}"):
-            asyncio.run(ask())
+        asyncio.run(ask(settings, "Is anybody there?"))
     except RetrieverError as error:
         raise ValueError(
             f"{error}; start one with `python -m sg_rlhf.retrieval.server --index DIR`, "
@@ -304,7 +273,3 @@ def _passage(entry: Any) -> Passage:
 def _short(value: Any) -> str:
     text = " ".join(str(value).split())
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
-
-
-def _print(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

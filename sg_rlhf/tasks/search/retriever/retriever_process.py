@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import json
@@ -19,7 +18,7 @@ from urllib.parse import urlsplit
 from sg_rlhf.common import child_process
 from sg_rlhf.common.text import notice_if_slow
 from sg_rlhf.tasks.questions import EvalError
-from sg_rlhf.tasks.search.retriever.client import RetrieverClient, RetrieverError, waiting_for
+from sg_rlhf.tasks.search.retriever.client import RetrieverError, ask
 from sg_rlhf.tasks.search.settings import SearchSettings
 
 #: An index of many gigabytes is read from disk before the server listens.
@@ -80,17 +79,13 @@ async def probe(settings: SearchSettings) -> str:
     Raises:
         EvalError: the retriever does not answer.
     """
-    client = RetrieverClient(settings, outage_s=0.0)
     try:
-        with notice_if_slow(f"waiting for {waiting_for(settings)}"):
-            found = await asyncio.gather(*map(client.search, PROBES))
+        found = await ask(settings, *PROBES)
     except RetrieverError as error:
         raise EvalError(
             f"{error}; start one with `python -m sg_rlhf.retrieval.server --index DIR`, "
             "or give --index DIR, --retriever URL or --no-search"
         ) from None
-    finally:
-        await client.aclose()
     best = [[p.title, p.text] for passages in found for p in passages[:1]]
     return hashlib.sha256(json.dumps(best).encode()).hexdigest()
 

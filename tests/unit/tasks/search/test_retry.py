@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
 from typing import Any
 
 import pytest
 
-from sg_rlhf.tasks.search.retriever import retry
+from sg_rlhf.tasks.search.retriever import client as client_module
 from sg_rlhf.tasks.search.retriever.client import RetrieverClient, RetrieverError
 from sg_rlhf.tasks.search.settings import SearchSettings
 from tests.unit.tasks.search.http_retriever import Reply, Retriever, found, running
@@ -76,7 +73,7 @@ def client_of(url: str, said: list[str], **settings: Any) -> RetrieverClient:
 def test_a_killed_server_is_waited_for_and_every_search_is_answered(
     port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retry, "REPORTED_AFTER_S", 0.2)
+    monkeypatch.setattr(client_module, "REPORTED_AFTER_S", 0.2)
     said: list[str] = []
     url = f"http://127.0.0.1:{port}/retrieve"
 
@@ -103,22 +100,21 @@ def test_a_killed_server_is_waited_for_and_every_search_is_answered(
     assert len(said) == 2
     assert said[0].startswith(f"retriever {url}: no connection (")
     assert said[0].endswith("; waiting for it, up to 300 s (outage_s)")
-    assert re.fullmatch(rf"retriever {url}: answers again after \d+ s", said[1])
+    assert said[1] == f"retriever {url}: answers again"
 
 
-def test_an_outage_that_does_not_end_fails_all_at_its_deadline(port: int) -> None:
+def test_an_outage_that_does_not_end_fails_all_at_its_deadline(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "REPORTED_AFTER_S", 0.0)
     said: list[str] = []
 
     async def run() -> list[Any]:
-        # One query a request: those that never had their turn must not begin to wait anew.
-        client = client_of(
-            f"http://127.0.0.1:{port}/retrieve", said, outage_s=1.5, max_connections=2, max_batch=1
-        )
+        client = client_of(f"http://127.0.0.1:{port}/retrieve", said, outage_s=1.5)
         started = time.monotonic()
         asked = [client.search(f"query {i}") for i in range(100)]
         results = await asyncio.gather(*asked, return_exceptions=True)
-        # One after the other on two connections they would wait 75 s.
-        assert 1.5 <= time.monotonic() - started < 40
+        assert time.monotonic() - started >= 1.5
         await client.aclose()
         return results
 
@@ -143,43 +139,6 @@ def test_a_hanging_retriever_fails_all_at_the_end(retriever: Retriever) -> None:
 def once(first: Reply) -> Callable[[dict[str, Any]], Reply]:
     replies = [first]
     return lambda body: replies.pop() if replies else found(body)
-
-
-@pytest.mark.parametrize(("status", "form"), [(429, "seconds"), (503, "date")])
-def test_retry_after_is_heeded(retriever: Retriever, status: int, form: str) -> None:
-    def busy(body: dict[str, Any]) -> Reply:
-        retriever.reply = found
-        # A date has whole seconds, so the wait may be up to one second shorter.
-        later = format_datetime(datetime.now(UTC) + timedelta(seconds=2.0), usegmt=True)
-        return status, b"busy", {"Retry-After": "1" if form == "seconds" else later}
-
-    retriever.reply = busy
-
-    async def run() -> float:
-        client = client_of(retriever.url, [], outage_s=300.0)
-        started = time.monotonic()
-        assert len(await client.search("q")) == 3
-        await client.aclose()
-        return time.monotonic() - started
-
-    assert asyncio.run(run()) >= 0.9
-    assert len(retriever.requests) == 2
-
-
-@pytest.mark.parametrize(("header", "requests"), [("3600", 1), ("soon", 2), ("-1", 2)])
-def test_a_longer_wait_than_the_deadline_is_none_and_nonsense_is_left_out(
-    retriever: Retriever, header: str, requests: int
-) -> None:
-    retriever.reply = lambda body: (503, b"closed", {"Retry-After": header})
-
-    async def run() -> None:
-        client = client_of(retriever.url, [], outage_s=0.0, retries=1)
-        with pytest.raises(RetrieverError, match=f"status 503: closed, {requests} times"):
-            await client.search("q")
-        await client.aclose()
-
-    asyncio.run(run())
-    assert len(retriever.requests) == requests
 
 
 @pytest.mark.parametrize("status", [500, 503, 507])
