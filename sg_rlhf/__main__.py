@@ -135,11 +135,6 @@ COMMANDS = {
         "sg_rlhf.retrieval.server",
         extra="search",
     ),
-    "serve-replicas": Command(
-        "serve a search index from several processes, or on a Ray cluster",
-        "sg_rlhf.retrieval.replicas",
-        extra="search",
-    ),
     "serve-env": Command(
         "serve a domain as an OpenEnv environment for other trainers",
         "sg_rlhf.environments.command",
@@ -148,6 +143,11 @@ COMMANDS = {
     "completion": Command(
         "print the completion script of bash or zsh", "sg_rlhf.config.shell_completion"
     ),
+}
+
+#: Commands that are gone, and why.
+REMOVED = {
+    "serve-replicas": "several servers need a load balancer: start `sg-rlhf serve` once per port",
 }
 
 EXAMPLES = """\
@@ -288,6 +288,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         print(f"sg-rlhf {__version__}")
         return 0
+    if words[0] in REMOVED:
+        print(f"error: sg-rlhf {words[0]}: removed, because {REMOVED[words[0]]}", file=sys.stderr)
+        return 2
     known = names_behind(name)
     near = difflib.get_close_matches(rest[0], known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(known)}"

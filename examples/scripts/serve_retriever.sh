@@ -3,10 +3,8 @@
 #
 #   bash examples/scripts/serve_retriever.sh --corpus corpus.jsonl [flags]    builds a BM25 index first
 #   bash examples/scripts/serve_retriever.sh --index DIR [flags]              an index that is there
-#   bash examples/scripts/serve_retriever.sh --replicas N --index DIR         N processes, Ray Serve
 #
-# Flags are those of `python -m sg_rlhf.retrieval.server --help`, with --replicas those of
-# `python -m sg_rlhf.retrieval.replicas --help` (--gpus-per-replica, --ray-address).
+# Flags are those of `python -m sg_rlhf.retrieval.server --help`.
 #
 #   SG_ENCODER=bm25|MODEL   for the index of --corpus (bm25)
 #   SG_INDEX_DIR=DIR        where that index goes (data/indexes/<corpus>-<encoder>)
@@ -19,14 +17,13 @@ python=$root/.venv/bin/python
 cd "$here" # paths in the flags are the caller's
 export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
 
-module=server index='' corpus=''
+index='' corpus=''
 previous=''
 for argument in "$@"; do
   case $previous in
     --corpus) corpus=$argument ;;
   esac
   case $argument in
-    --replicas | --replicas=*) module=replicas ;;
     --index | --index=* | --faiss-index | --faiss-index=* | -h | --help) index=given ;;
     --corpus=*) corpus=${argument#*=} ;;
   esac
@@ -39,4 +36,4 @@ if [[ -z $index && -n $corpus ]]; then
   "$python" -m sg_rlhf.retrieval.index --corpus "$corpus" --encoder "$encoder" --out "$out"
   set -- --index "$out" "$@"
 fi
-exec "$python" -m "sg_rlhf.retrieval.$module" "$@"
+exec "$python" -m sg_rlhf.retrieval.server "$@"

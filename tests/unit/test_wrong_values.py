@@ -11,7 +11,6 @@ from sg_rlhf.data.command import add_options
 from sg_rlhf.data.command import main as make_data
 from sg_rlhf.eval.engines.base import DTYPES, ENGINES
 from sg_rlhf.eval.run import main as evaluate
-from sg_rlhf.retrieval.replicas import main as serve_replicas
 from sg_rlhf.tasks.domain import load
 from sg_rlhf.tasks.registry import DOMAINS, find
 
@@ -27,7 +26,6 @@ COMMANDS = [
     "sg_rlhf.tiny.build",
     "sg_rlhf.retrieval.index",
     "sg_rlhf.retrieval.server",
-    "sg_rlhf.retrieval.replicas",
     "sg_rlhf.retrieval.verify",
 ]
 
@@ -97,14 +95,6 @@ def test_of_a_data_set(domain, option, value, allowed, capsys):
     with pytest.raises(SystemExit) as stop:
         make_data([domain, "--out", "o", f"{option}={value}"])
     check(stop, capsys, option, value, allowed)
-
-
-@pytest.mark.parametrize("value", ["nan", "-1", "x", "inf"])
-@pytest.mark.parametrize("option", ["--gpus-per-replica", "--cpus-per-replica"])
-def test_of_replicas_of_the_retriever(option, value, capsys):
-    with pytest.raises(SystemExit) as stop:
-        serve_replicas([f"{option}={value}", "--index", "i"])
-    check(stop, capsys, option, value, "expected a finite number, 0 or more")
 
 
 def check(stop, capsys, option, value, allowed):
