@@ -9,8 +9,7 @@ Client errors are 4xx with the reason. A full queue is 429 with `Retry-After`.
 """
 
 import json
-import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -19,14 +18,11 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field, create_model
 from starlette.middleware.body_limit import RequestBodyLimitMiddleware
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sg_rlhf.retrieval.batching import Batcher, QueueClosed, QueueFull
+from sg_rlhf.retrieval.batching import Batcher, QueueFull
 from sg_rlhf.retrieval.limits import MAX_PASSAGES, Limits
 from sg_rlhf.retrieval.metrics import Metrics
 from sg_rlhf.retrieval.search import Hit, Retriever
-
-DESCRIPTION = "Passage retrieval with Search-R1's HTTP contract: see POST /retrieve."
 
 
 class RetrieveRequest(BaseModel):
@@ -72,30 +68,24 @@ class Health(BaseModel):
     description: str
 
 
-def create_app(load: Callable[[], Retriever], limits: Limits) -> FastAPI:
-    """The application. It is stateless but for its cache, so several may serve one index.
-
-    Args:
-        load: called when the application starts.
-    """
+def create_app(retriever: Retriever, limits: Limits) -> FastAPI:
+    """The application."""
     metrics = Metrics()
-    state: dict[str, Any] = {}
+    batchers: list[Batcher] = []
+
+    def search(queries: Sequence[str], options: Any) -> list[bytes]:
+        topk, with_scores = options
+        return [encode(hits, with_scores) for hits in retriever.search(queries, topk)]
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        retriever = state["retriever"] = load()
-
-        def search(queries: Sequence[str], options: Any) -> list[bytes]:
-            topk, with_scores = options
-            return [encode(hits, with_scores) for hits in retriever.search(queries, topk)]
-
-        batcher = state["batcher"] = Batcher(search, metrics, limits)
+        batchers[:] = [Batcher(search, metrics, limits)]  # here, since it needs the event loop
         yield
-        await batcher.close()
+        batchers[0].close()
 
-    app = FastAPI(title="sg_rlhf retrieval", description=DESCRIPTION, lifespan=lifespan)
+    about = "Passage retrieval with Search-R1's HTTP contract: see POST /retrieve."
+    app = FastAPI(title="sg_rlhf retrieval", description=about, lifespan=lifespan)
     app.add_middleware(RequestBodyLimitMiddleware, max_body_size=limits.max_body)
-    app.add_middleware(_Measured, metrics=metrics)
 
     @app.exception_handler(RequestValidationError)
     async def refuse(_: Request, error: RequestValidationError) -> Response:
@@ -110,8 +100,9 @@ def create_app(load: Callable[[], Retriever], limits: Limits) -> FastAPI:
         queries=(list[str] | None, queries),
         topk=(int | None, Field(None, ge=0, le=limits.max_topk)),
     )
-    statuses = (400, 413, limits.busy_status, 500, 503)
-    errors: dict[int | str, dict[str, Any]] = {status: {"model": Error} for status in statuses}
+    errors: dict[int | str, dict[str, Any]] = {
+        status: {"model": Error} for status in (400, 413, limits.busy_status, 500)
+    }
 
     @app.post("/retrieve", response_model=RetrieveResponse, responses=errors)
     async def retrieve(request: body) -> Response:
@@ -120,21 +111,17 @@ def create_app(load: Callable[[], Retriever], limits: Limits) -> FastAPI:
             if request.query is None:
                 return _unprocessable("missing", ("body", "queries"), "Field required (or query)")
             asked = [request.query]
-        topk = request.topk or limits.default_topk
+        topk = request.topk or limits.topk
         if len(asked) * topk > MAX_PASSAGES:
             reason = f"queries x topk: at most {MAX_PASSAGES} passages in an answer"
             return _unprocessable("too_long", ("body",), reason)
-        batcher: Batcher = state["batcher"]
         try:
-            found = await batcher.search(
+            found = await batchers[0].search(
                 [_clean(query, limits.max_query_chars) for query in asked],
                 (topk, request.return_scores),
             )
         except QueueFull as error:
-            headers = {"Retry-After": str(error.seconds)}
-            return JSONResponse({"detail": str(error)}, limits.busy_status, headers)
-        except QueueClosed as error:
-            return JSONResponse({"detail": str(error)}, 503, {"Retry-After": "1"})
+            return JSONResponse({"detail": str(error)}, limits.busy_status, {"Retry-After": "1"})
         except Exception as error:
             # The reason goes to the client: nobody reads the log of a remote server.
             return JSONResponse({"detail": f"{type(error).__name__}: {error}"}, 500)
@@ -143,9 +130,8 @@ def create_app(load: Callable[[], Retriever], limits: Limits) -> FastAPI:
 
     @app.get("/health", response_model=Health)
     async def health() -> Response:
-        retriever: Retriever = state["retriever"]
-        described = {"passages": len(retriever), "description": retriever.description}
-        return JSONResponse({"status": "ok", **described})
+        served = {"passages": len(retriever), "description": retriever.description}
+        return JSONResponse({"status": "ok", **served})
 
     @app.get("/metrics", response_class=Response)
     async def prometheus() -> Response:
@@ -174,22 +160,3 @@ def _clean(query: str, max_chars: int) -> str:
 
 def _unprocessable(kind: str, place: Sequence[str | int], message: str) -> Response:
     return JSONResponse({"detail": [{"type": kind, "loc": [*place], "msg": message}]}, 422)
-
-
-class _Measured:
-    """ASGI middleware: counts the answers of /retrieve by status, and measures their time."""
-
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
-        self._app, self._metrics = app, metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        start = time.perf_counter()
-
-        async def measured(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                self._metrics.requests.labels(str(message["status"])).inc()
-                if message["status"] == 200:
-                    self._metrics.request_seconds.observe(time.perf_counter() - start)
-            await send(message)
-
-        await self._app(scope, receive, measured if scope.get("path") == "/retrieve" else send)

@@ -6,42 +6,35 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
+from typing import Any
 
-from sg_rlhf.common.argument_types import MAX_WHOLE_NUMBER, OneLineParser, parse_int, quoted
-
-#: More than a machine has cores; a number of another kind was meant.
-MAX_THREADS = 4096
+from sg_rlhf.common.argument_types import OneLineParser, parse_int, quoted
 
 
-class Parser(OneLineParser):
-    """An argument parser that takes no abbreviated options."""
+def parser(name: str, description: str, epilog: str) -> argparse.ArgumentParser:
+    """A parser that takes no abbreviated options."""
+    return OneLineParser(
+        prog=f"python -m {name}", description=description, epilog=epilog, allow_abbrev=False
+    )
 
-    def __init__(self, prog: str, description: str, epilog: str) -> None:
-        super().__init__(
-            prog=prog,
-            description=description,
-            epilog=epilog,
-            allow_abbrev=False,
-        )
+
+class Removed(argparse.Action):
+    """An option that was removed; `const` is the reason."""
+
+    def __init__(self, option_strings: list[str], dest: str, const: str) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, "?", const, help=argparse.SUPPRESS)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        parser.error(f"{self.option_strings[0]}: removed, because {self.const}")
 
 
 def setting(text: str) -> tuple[str, int]:
-    """An argument type: NAME=N, N an integer of at least 1."""
+    """An argument type: NAME=N, N an integer of at least 1; faiss counts in 32 bits."""
     name, _, number = text.partition("=")
     value = parse_int(number)
-    if not name.isidentifier() or not 1 <= value <= MAX_WHOLE_NUMBER:
-        raise argparse.ArgumentTypeError(
-            f"{quoted(text)}: expected NAME=N, N a whole number from 1"
-        )
+    if not name.isidentifier() or not 1 <= value <= 2**20:
+        raise argparse.ArgumentTypeError(f"{quoted(text)}: expected NAME=N, N from 1 to {2**20}")
     return name, value
-
-
-def threads(text: str) -> int:
-    """An argument type: how many threads or processes to start."""
-    value = parse_int(text)
-    if not 1 <= value <= MAX_THREADS:
-        raise argparse.ArgumentTypeError(f"{quoted(text)}: expected 1 to {MAX_THREADS}")
-    return value
 
 
 def run(name: str, action: Callable[[], None]) -> int:

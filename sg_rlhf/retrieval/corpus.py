@@ -13,7 +13,6 @@ import mmap
 import os
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
@@ -30,32 +29,20 @@ class Document(TypedDict):
     contents: str
 
 
-@dataclass(frozen=True)
-class Scan:
-    """The result of one pass over a corpus file.
-
-    `offsets` has rows + 1 entries: the byte where each line starts, then the file's size.
-    """
-
-    offsets: np.ndarray
-    sha256: str
-
-
-def scan(path: Path, *, check: bool = True) -> Scan:
-    """Read a corpus once: where its lines start, its SHA-256, and whether every line is a passage.
+def scan(path: Path, *, check: bool = True) -> tuple[np.ndarray, str]:
+    """Read a corpus once: where its lines start, and its SHA-256.
 
     Args:
-        check: parse every line (10 microseconds each); False finds offsets alone, and `sha256`
-            stays empty.
+        check: parse every line (10 microseconds each); False finds offsets alone, and no SHA-256.
+
+    Returns:
+        rows + 1 offsets in bytes, the last one the file's size; the SHA-256 or "".
 
     Raises:
-        ValueError: naming the file, the line and the field of the first bad passage, or both lines
-            of the first id that comes twice.
+        ValueError: naming the file, the line and the field of the first bad passage.
     """
-    offsets = array("q")
-    ids = array("q")
+    offsets = array("q", [0])
     digest = hashlib.sha256()
-    position = 0
     size = path.stat().st_size
     with (
         path.open("rb") as file,
@@ -64,46 +51,22 @@ def scan(path: Path, *, check: bool = True) -> Scan:
         ) as bar,
     ):
         for line in file:
-            offsets.append(position)
             if check:
-                ids.append(hash(parse(line, path, len(offsets))["id"]))
+                parse(line, path, len(offsets))
                 digest.update(line)
-            position += len(line)
+            offsets.append(offsets[-1] + len(line))
             if len(offsets) % 10_000 == 0:
-                bar.update(position - bar.n)
-        bar.update(position - bar.n)
-    if not offsets:
+                bar.update(offsets[-1] - bar.n)
+    if len(offsets) == 1:
         raise ValueError(f"{path}: no passages, expected one JSON object per line")
-    offsets.append(position)
-    if check:
-        _check_ids(path, ids)
-    return Scan(np.frombuffer(offsets, dtype=np.int64), digest.hexdigest() if check else "")
-
-
-def _check_ids(path: Path, ids: array[int]) -> None:
-    """Refuse two equal ids; `ids` are their hashes, so lines with equal ones are compared."""
-    hashes, counts = np.unique(np.frombuffer(ids, np.int64), return_counts=True)
-    twice = set(hashes[counts > 1].tolist())
-    if not twice:
-        return
-    lines: dict[str, int] = {}
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if ids[number - 1] in twice:
-                name = parse(line, path, number)["id"]
-                if name in lines:
-                    raise ValueError(
-                        f"{path}, line {number}, field id: {name[:60]!r}, which line "
-                        f"{lines[name]} has too; expected another for each passage"
-                    )
-                lines[name] = number
+    return np.frombuffer(offsets, dtype=np.int64), digest.hexdigest() if check else ""
 
 
 def parse(line: bytes, path: Path, number: int) -> Document:
-    """One line as a passage; other fields than `id` and `contents` are left out.
+    """One line, number 1 or more, as a passage; other fields than `id` and `contents` are left out.
 
     Raises:
-        ValueError: naming `path`, the line's `number` (from 1) and the field.
+        ValueError: naming file, line and field.
     """
     place = f"{path}, line {number}"
     try:
@@ -124,12 +87,7 @@ def parse(line: bytes, path: Path, number: int) -> Document:
 
 
 class Corpus:
-    """Passages by row, from a memory-mapped file.
-
-    Args:
-        path: the JSONL file.
-        offsets: from `scan`, in memory or mapped; rows + 1 int64.
-    """
+    """Passages by row, from a memory-mapped file; `offsets` are `scan`'s."""
 
     def __init__(self, path: Path, offsets: np.ndarray) -> None:
         self.path = path
@@ -160,17 +118,14 @@ def iterate_contents(path: Path) -> Iterator[str]:
 
 
 def save_offsets(path: Path, offsets: np.ndarray) -> None:
-    """Write offsets so that `load_offsets` maps them."""
+    """Write offsets for `load_offsets`."""
     with disk_full_context(path), path.open("wb") as file:
         np.save(file, offsets)
         os.fsync(file.fileno())
 
 
-def load_offsets(path: Path, rows: int | None = None) -> np.ndarray:
-    """Offsets mapped from a file: no memory of their own.
-
-    Args:
-        rows: how many passages they are of, if that is known.
+def load_offsets(path: Path, rows: int) -> np.ndarray:
+    """Offsets of `rows` passages mapped from a file: no memory of their own.
 
     Raises:
         ValueError: if the file holds no such offsets.
@@ -179,9 +134,9 @@ def load_offsets(path: Path, rows: int | None = None) -> np.ndarray:
         offsets = np.load(path, mmap_mode="r")
     except (ValueError, EOFError, OSError) as error:
         raise ValueError(f"{path}: not passages' offsets ({error})") from None
-    if offsets.dtype != np.int64 or offsets.ndim != 1 or rows not in (None, len(offsets) - 1):
+    if offsets.dtype != np.int64 or offsets.shape != (rows + 1,):
         raise ValueError(
-            f"{path}: {offsets.dtype} {list(offsets.shape)}, expected int64 [passages + 1]"
-            + ("" if rows is None else f" for {rows:,} passages")
+            f"{path}: {offsets.dtype} {list(offsets.shape)}, expected int64 [passages + 1] for "
+            f"{rows:,} passages"
         )
     return offsets

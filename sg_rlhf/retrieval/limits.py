@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 #: Passages in one answer: about 160 MB of JSON.
 MAX_PASSAGES = 262_144
@@ -10,21 +11,25 @@ MAX_PASSAGES = 262_144
 MAX_WAIT_MS = 60_000
 
 
+def _limit(default: int, meaning: str) -> Any:
+    return field(default=default, metadata={"help": meaning})
+
+
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one server. `server.LIMIT_FLAGS` explains them."""
+    """Limits of one server; each is a flag of the same name."""
 
-    max_queries: int = 16_384
-    max_query_chars: int = 8192
-    max_topk: int = 100
-    default_topk: int = 3
-    max_body_mb: int = 64
-    busy_status: int = 429
-    max_batch: int = 256
-    max_wait_ms: float = 3
-    max_pending: int = 65_536
-    cache_size: int = 100_000
-    cache_mb: int = 256
+    topk: int = _limit(3, "passages per query if the request has no topk")
+    max_topk: int = _limit(100, "maximum topk of a request, else status 422")
+    max_queries: int = _limit(16_384, "maximum queries per request, else status 422")
+    max_query_chars: int = _limit(8192, "characters per query; the rest is cut off")
+    max_body_mb: int = _limit(64, "maximum MiB of a request, else status 413")
+    max_batch: int = _limit(256, "maximum queries that are searched together")
+    max_wait_ms: int = _limit(5, "ms that a query waits for others after a batch of several")
+    max_pending: int = _limit(65_536, "maximum queries in the queue; more are refused")
+    cache_size: int = _limit(10_000, "maximum answers in the cache; 0: no cache")
+    busy_status: int = _limit(429, "status of a refused request: 429, or 503 for clients that "
+        "retry only after 5xx")  # fmt: skip
 
     def check(self) -> None:
         """Refuse limits that contradict each other.
@@ -37,14 +42,16 @@ class Limits:
                 f"--max-topk {self.max_topk}: an answer has at most {MAX_PASSAGES} passages"
             )
         if self.max_wait_ms > MAX_WAIT_MS:
-            raise ValueError(f"--max-wait-ms {self.max_wait_ms:g}: at most {MAX_WAIT_MS}")
-        if self.default_topk > self.max_topk:
-            raise ValueError(f"--topk {self.default_topk}: above --max-topk {self.max_topk}")
+            raise ValueError(f"--max-wait-ms {self.max_wait_ms}: at most {MAX_WAIT_MS}")
+        if self.topk > self.max_topk:
+            raise ValueError(f"--topk {self.topk}: above --max-topk {self.max_topk}")
         if self.max_queries > self.max_pending:
             raise ValueError(
                 f"--max-queries {self.max_queries}: above --max-pending {self.max_pending}, "
                 "so such a request could never be accepted"
             )
+        if self.busy_status not in (429, 503):
+            raise ValueError(f"--busy-status {self.busy_status}: expected 429 or 503")
 
     @property
     def max_body(self) -> int:

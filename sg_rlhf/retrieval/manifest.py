@@ -66,16 +66,11 @@ class _Manifest(_Part):
     corpus: _Corpus
     encoder: _Encoder
     files: dict[Annotated[str, AfterValidator(_inside)], int] = Field(min_length=1)
-    #: Of each file. Older versions had the hashes of blocks: these are not read.
-    sha256: dict[str, Any] = {}
+    sha256: dict[str, str]
 
 
 def write(folder: Path, manifest: dict[str, Any]) -> None:
-    """Write the manifest atomically; it comes last, so a folder without one is incomplete.
-
-    Args:
-        manifest: with the entries of `describe_files` among its own.
-    """
+    """Write the manifest atomically; it comes last, so a folder without one is incomplete."""
     entry = {"made_by": MADE_BY, "format": FORMAT, **manifest}
     write_whole(folder / NAME, json.dumps(entry, indent=2, ensure_ascii=False) + "\n", sync=True)
 
@@ -119,9 +114,8 @@ def read(folder: Path, *, every_byte: bool = False) -> dict[str, Any]:
         raise ValueError(
             f"{path}, {place}: {first['msg'].removeprefix('Value error, ')}; build the index again"
         ) from None
-    hashes = manifest.get("sha256", {})
     for name, size in manifest["files"].items():
-        _check_file(folder / name, size, hashes.get(name), every_byte)
+        _check_file(folder / name, size, manifest["sha256"].get(name), every_byte)
     return manifest
 
 
@@ -130,10 +124,7 @@ def _check_file(file: Path, size: int, sha256: str | None, every_byte: bool) -> 
     if found != size:
         state = "missing" if found is None else f"{found} bytes"
         raise ValueError(f"{file}: {state}, but its index was built with {size} bytes")
-    if sha256 is None:
-        if every_byte:
-            raise ValueError(f"{file}: its manifest has no SHA-256 of it; build the index again")
-    elif (every_byte or size <= SMALL) and sha256_of(file) != sha256:
+    if (every_byte or size <= SMALL) and sha256_of(file) != sha256:
         raise ValueError(
             f"{file}: its content is not what was built (SHA-256); copy it again, or build the "
             "index again"
@@ -141,14 +132,7 @@ def _check_file(file: Path, size: int, sha256: str | None, every_byte: bool) -> 
 
 
 def verify(folder: Path, corpus: Path | None = None) -> dict[str, Any]:
-    """`read`, and every byte of the index and of its corpus checked by SHA-256.
-
-    Args:
-        corpus: where the corpus is now, if it moved.
-
-    Raises:
-        ValueError: names the first file that changed.
-    """
+    """`read`, and every byte of the index and of its corpus checked by SHA-256."""
     facts = read(folder, every_byte=True)
     check_corpus(folder, facts["corpus"], corpus, every_byte=True)
     return facts
@@ -172,10 +156,10 @@ def check_corpus(
     """The path of an index's corpus, after checking that it is the same corpus.
 
     Size and modification time as at build time are taken as proof; with another time (a copy) the
-    whole file is hashed again, about a second per gigabyte; `every_byte` always does.
+    whole file is hashed again, about a second per gigabyte.
 
     Raises:
-        ValueError: if it is another corpus, naming index and corpus.
+        ValueError: it is another corpus; names index and corpus.
     """
     path = corpus or Path(os.path.normpath(folder.resolve() / entry["path"]))
     if not path.is_file():
@@ -198,35 +182,16 @@ def check_corpus(
     return path
 
 
-def prompts_of(encoder: dict[str, Any]) -> dict[str, str] | str | None:
-    """The prompts that an index was built with; for `Encoder`.
-
-    Older versions did not write them. For a folder whose files name none they used E5's if "e5" was
-    in its name or path.
-    """
-    if "prompts" in encoder or "fingerprint" not in encoder:
-        return encoder.get("prompts")
-    return "e5" if "e5" in f"{encoder['model']} {encoder.get('path')}".lower() else None
-
-
 def check_encoder(folder: Path, expected: dict[str, Any], found: dict[str, str]) -> None:
-    """Refuse an encoder other than the one that the index was built with, naming both.
-
-    Args:
-        expected: the manifest's entry.
-        found: the `model` and its `revision` or `fingerprint`.
-    """
+    """Refuse an encoder other than the one that the index was built with, naming both."""
     mark = "fingerprint" if "fingerprint" in expected else "revision"
     # A folder may have been renamed; a model id may not have changed.
     same_name = mark == "fingerprint" or expected["model"] == found["model"]
-    if same_name and expected[mark] == found.get(mark):
-        return
-    raise ValueError(
-        f"encoder {_describe(found)} is not the one that index {folder} was built with, "
-        f"{_describe(expected)}; pass that one with --encoder, or build the index again"
-    )
-
-
-def _describe(identity: dict[str, Any]) -> str:
-    marks = [key for key in ("revision", "fingerprint") if key in identity]
-    return " ".join([identity["model"], *(f"({key} {identity[key][:24]})" for key in marks)])
+    if not same_name or expected[mark] != found.get(mark):
+        described, built_with = (
+            f"{entry['model']} ({mark} {str(entry.get(mark))[:24]})" for entry in (found, expected)
+        )
+        raise ValueError(
+            f"encoder {described} is not the one that index {folder} was built with, "
+            f"{built_with}; pass that one with --encoder, or build the index again"
+        )

@@ -1,9 +1,8 @@
-"""An opened index: queries in, passages with scores out. Stateless, so replicas need no talk."""
+"""An opened index: queries in, passages with scores out."""
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,30 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DenseOptions:
-    """Options of a search in vectors; the flags of the server.
-
-    Attributes:
-        search: `efSearch` or `nprobe`, instead of the index's own.
-        encoder_dtype: a key of `encoder.DTYPES`, or `auto`.
-        device: of a flat search: cpu, cuda, or cuda:N.
-        prompts: of an encoder whose files name none, for a faiss file without a manifest.
-    """
+    """Options of a search in vectors; flags of the server."""
 
     search: Mapping[str, int] = field(default_factory=dict)
     encoder_dtype: str = "auto"
     device: str = "cpu"
     prompts: str | None = None
-
-    @property
-    def flags(self) -> str:
-        """The flags that are set."""
-        flags = {
-            "--search": " ".join(f"{name}={value}" for name, value in self.search.items()),
-            "--encoder-dtype": "" if self.encoder_dtype == "auto" else self.encoder_dtype,
-            "--search-device": "" if self.device == "cpu" else self.device,
-            "--prompts": self.prompts or "",
-        }
-        return ", ".join(f"{flag} {value}" for flag, value in flags.items() if value)
 
 
 @dataclass(frozen=True)
@@ -93,24 +74,19 @@ def open_index(
     corpus: Path | None = None,
     encoder: str | None = None,
     device: str | None = None,
-    *,
-    verify: bool = False,
     options: DenseOptions | None = None,
 ) -> Retriever:
     """Open a folder made by `python -m sg_rlhf.retrieval.index`.
 
     Args:
-        corpus: where the corpus is now, if it moved.
-        encoder: where the encoder is now, if it moved.
+        corpus, encoder: where they are now, if they moved.
         device: of the encoder.
-        verify: first check every byte of index and corpus.
-        options: of a dense index.
 
     Raises:
         ValueError: folder, corpus or encoder do not belong together (names both), or a file is not
             as it was built.
     """
-    facts = manifest.verify(folder, corpus) if verify else manifest.read(folder)
+    facts = manifest.read(folder)
     path = manifest.check_corpus(folder, facts["corpus"], corpus)
     passages = Corpus(path, load_offsets(folder / manifest.OFFSETS, facts["corpus"]["rows"]))
     options = options or DenseOptions()
@@ -119,11 +95,17 @@ def open_index(
         if encoder not in (None, "bm25"):
             raise ValueError(f"--encoder {encoder}: index {folder} is a BM25 index, without one")
         if options != DenseOptions():
-            raise ValueError(f"--index {folder}: a BM25 index, without options: {options.flags}")
+            raise ValueError(
+                f"--index {folder}: a BM25 index, which takes no --search, --search-device, "
+                "--encoder-dtype and --prompts"
+            )
         backend, name = _open_bm25(folder, facts["encoder"]), "BM25"
     else:
         model = _open_encoder(folder, facts["encoder"], encoder, device, options)
-        backend = _open_vectors(folder / manifest.FAISS, model, options, facts.get("search", {}))
+        # torch takes seconds to import, and BM25 does not need it.
+        from sg_rlhf.retrieval.dense import DenseBackend
+
+        backend = DenseBackend(folder / manifest.FAISS, model, options.search, options.device)
         name = f"{facts['kind']} index, encoder {facts['encoder']['model']}"
     if len(backend) != len(passages):
         raise ValueError(
@@ -173,24 +155,12 @@ def _open_encoder(
         raise ValueError(
             f"--prompts {options.prompts}: index {folder} has the prompts of its build"
         )
-    revision, max_length = expected.get("revision"), expected["max_length"]
-    prompts = manifest.prompts_of(expected)
-    model = Encoder(where, revision, max_length, device, options.encoder_dtype, prompts)
+    model = Encoder(
+        where, expected.get("revision"), expected["max_length"], device, options.encoder_dtype,
+        expected.get("prompts"),
+    )  # fmt: skip
     manifest.check_encoder(folder, expected, model.identity)
     return model
-
-
-def _open_vectors(
-    file: Path, model: Encoder, options: DenseOptions, search: Mapping[str, int] | None = None
-) -> Backend:
-    """Search in a faiss file; prints each raised search parameter on stderr."""
-    from sg_rlhf.retrieval import dense
-
-    given = {**(search or {}), **options.search}
-    backend = dense.DenseBackend(file, model, given, options.device)
-    for line in backend.adjusted:
-        print(line, file=sys.stderr, flush=True)
-    return backend
 
 
 def open_faiss(
@@ -203,12 +173,10 @@ def open_faiss(
 ) -> Retriever:
     """Open a plain faiss file and its corpus, such as Search-R1's `e5_Flat.index` and wiki-18.
 
-    There is no manifest: the number of passages and the dimension must agree; that it is the right
-    encoder is not checked.
-
     Raises:
-        ValueError: the files do not fit together.
+        ValueError: the numbers of passages or the dimensions differ.
     """
+    from sg_rlhf.retrieval.dense import DenseBackend
     from sg_rlhf.retrieval.encoder import Encoder
 
     options = options or DenseOptions()
@@ -216,8 +184,8 @@ def open_faiss(
         if not path.is_file():
             raise ValueError(f"{flag} {path}: no such file")
     model = Encoder(encoder, None, max_length, device, options.encoder_dtype, options.prompts)
-    backend = _open_vectors(index, model, options)
-    passages = Corpus(corpus, scan(corpus, check=False).offsets)
+    backend = DenseBackend(index, model, options.search, options.device)
+    passages = Corpus(corpus, scan(corpus, check=False)[0])
     if len(backend) != len(passages):
         raise ValueError(
             f"--faiss-index {index} has {len(backend):,} vectors, --corpus {corpus} has "

@@ -1,18 +1,13 @@
-"""Serve an index over HTTP: `python -m sg_rlhf.retrieval.server --index DIR`.
-
-One process. For several GPUs or hosts see `replicas`, which takes the same flags.
-"""
+"""Serve an index over HTTP: `python -m sg_rlhf.retrieval.server --index DIR`."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import ipaddress
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
-from functools import partial
 
 import uvicorn
 
@@ -23,8 +18,8 @@ from sg_rlhf.common.argument_types import (
     positive_int,
     printable_name,
 )  # fmt: skip
+from sg_rlhf.retrieval import command
 from sg_rlhf.retrieval.app import create_app
-from sg_rlhf.retrieval.command import Parser, run, setting
 from sg_rlhf.retrieval.limits import Limits
 from sg_rlhf.retrieval.search import DenseOptions, Retriever, open_faiss, open_index
 
@@ -41,38 +36,23 @@ examples:
 There is no login: serve on 127.0.0.1, or on a network that you trust. On SIGTERM the server answers
 the accepted requests and ends.
 """
-#: Group -> flag, field of `Limits`, type, meaning.
-LIMIT_FLAGS: Mapping[str, Sequence[tuple[str, str, Callable[[str], int], str]]] = {
-    "limits of a request": (
-        ("--topk", "default_topk", positive_int, "passages per query if the request has no topk"),
-        ("--max-topk", "max_topk", positive_int, "maximum topk of a request, else status 422"),
-        ("--max-queries", "max_queries", positive_int,
-            "maximum queries per request, else status 422"),
-        ("--max-query-chars", "max_query_chars", positive_int,
-            "characters per query; the rest is cut off"),
-        ("--max-body-mb", "max_body_mb", positive_int, "maximum MiB of a request, else status 413"),
-    ),
-    "batching": (
-        ("--max-batch", "max_batch", positive_int, "maximum queries that are searched together"),
-        ("--max-wait-ms", "max_wait_ms", non_negative_int,
-            "ms that a query waits for others, or a tenth of the last search if that is longer"),
-        ("--max-pending", "max_pending", positive_int,
-            "maximum queries in the queue; more are refused"),
-        ("--cache-size", "cache_size", non_negative_int,
-            "maximum answers in the cache; 0: no cache"),
-        ("--cache-mb", "cache_mb", non_negative_int, "maximum MiB of the cache; 0: no cache"),
-    ),
-}  # fmt: skip
 #: Seconds that an unused connection stays open: a rollout step lies between two searches.
 KEEP_ALIVE = 75
 
 
+#: Limits that may be 0.
+MAY_BE_0 = ("max_wait_ms", "cache_size")
+REMOVED = {
+    "--cache-mb": "--cache-size limits the cache",
+    "--verify": "python -m sg_rlhf.retrieval.verify does it",
+    "--replicas": "a server has one process: start several behind a load balancer",
+}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status (0, or 2 for bad input)."""
-    parser = Parser(f"python -m {PROG}", "Serve a search index over HTTP.", EPILOG)
-    add_arguments(parser)
-    args = parser.parse_args(argv)
-    return run(PROG, lambda: serve(args))
+    args = _parser().parse_args(argv)
+    return command.run(PROG, lambda: serve(args))
 
 
 def serve(args: argparse.Namespace) -> None:
@@ -81,13 +61,13 @@ def serve(args: argparse.Namespace) -> None:
     Raises:
         ValueError, OSError: the index cannot be opened, or the address is taken.
     """
-    limits = limits_of(args)
+    limits = Limits(**{field.name: getattr(args, field.name) for field in fields(Limits)})
     limits.check()
     # First, since a port that is taken should not cost the minutes of loading.
     listener = _bind(args.host, args.port)
-    retriever = loader(args)()
+    retriever = _open(args)
     config = uvicorn.Config(
-        create_app(lambda: retriever, limits),
+        create_app(retriever, limits),
         ws="none",
         # A client that sends nonsense is answered; a line for each would fill the disk.
         log_level="error",
@@ -98,9 +78,7 @@ def serve(args: argparse.Namespace) -> None:
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     server = _Server(config)
-    server.announcement = (
-        f"serving {retriever.description}\nlistening on http://{shown}:{port}{exposure(host)}"
-    )
+    server.announcement = f"serving {retriever.description}\nlistening on http://{shown}:{port}"
     # uvicorn shuts down in order, then raises the signal again.
     with contextlib.suppress(KeyboardInterrupt):
         server.run(sockets=[listener])
@@ -117,16 +95,6 @@ class _Server(uvicorn.Server):
             print(self.announcement, flush=True)
 
 
-def exposure(host: str) -> str:
-    """A remark for an address that other machines may reach, "" for the loopback."""
-    with contextlib.suppress(OSError, UnicodeError):
-        # A name may begin like the loopback's, so its address is checked.
-        found = socket.getaddrinfo(host, None)
-        if all(ipaddress.ip_address(address[4][0]).is_loopback for address in found):
-            return ""
-    return "  (not the loopback: anyone who reaches it may search)"
-
-
 def _bind(host: str, port: int) -> socket.socket:
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -140,38 +108,27 @@ def _bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def loader(args: argparse.Namespace) -> Callable[[], Retriever]:
-    """A function that opens the index of the flags; it can be sent to another process.
+def _open(args: argparse.Namespace) -> Retriever:
+    """The index of the flags.
 
     Raises:
-        ValueError: for flags that do not go together.
+        ValueError: for flags that do not go together, or an index that cannot be opened.
     """
     if (args.index is None) == (args.faiss_index is None):
         raise ValueError("expected --index DIR, or --faiss-index FILE with --corpus and --encoder")
     options = DenseOptions(dict(args.search), args.encoder_dtype, args.search_device, args.prompts)
     if args.index is not None:
-        return partial(
-            open_index, args.index.resolve(), args.corpus, args.encoder, args.device,
-            verify=args.verify, options=options,
-        )  # fmt: skip
-    if args.verify:
-        raise ValueError(f"--verify: --faiss-index {args.faiss_index} has no hashes to check")
+        return open_index(args.index, args.corpus, args.encoder, args.device, options)
     for flag in ("corpus", "encoder"):
         if getattr(args, flag) is None:
             raise ValueError(f"--faiss-index {args.faiss_index}: needs --{flag} too")
-    return partial(
-        open_faiss, args.faiss_index.resolve(), args.corpus.resolve(), args.encoder,
-        args.max_length, args.device, options,
-    )  # fmt: skip
+    return open_faiss(
+        args.faiss_index, args.corpus, args.encoder, args.max_length, args.device, options
+    )
 
 
-def limits_of(args: argparse.Namespace) -> Limits:
-    """The limits of the flags."""
-    return Limits(**{field.name: getattr(args, field.name) for field in fields(Limits)})
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of `server` and `replicas`."""
+def _parser() -> argparse.ArgumentParser:
+    parser = command.parser(PROG, "Serve a search index over HTTP.", EPILOG)
     what = parser.add_argument_group("index").add_argument
     what("--index", type=path, metavar="DIR",
         help="index folder, made by python -m sg_rlhf.retrieval.index")  # fmt: skip
@@ -185,9 +142,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what("--max-length", type=positive_int, default=256, metavar="N",
         help="tokens per query, with --faiss-index; the rest is not read "
         "(default: 256)")  # fmt: skip
-    what("--verify", action="store_true",
-        help="first check every byte of index and corpus, about 1 s per GB and core (default: "
-        "check all sizes and small files)")  # fmt: skip
     what("--device", type=printable_name,
         help="device of the encoder: cpu or cuda:N (default: a GPU if there is one)")  # fmt: skip
     what("--encoder-dtype", choices=("auto", "fp16", "bf16", "fp32"), default="auto",
@@ -195,7 +149,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what("--prompts", choices=("e5", "none"),
         help="with --faiss-index: prompts of an encoder whose files name none (default: e5 for "
         "E5's ids on the hub and for models without sentence-transformers files)")  # fmt: skip
-    what("--search", type=setting, nargs="+", default=[], metavar="NAME=N",
+    what("--search", type=command.setting, nargs="+", default=[], metavar="NAME=N",
         help="efSearch (HNSW) or nprobe (IVF) of the search (default: the index's)")  # fmt: skip
     what("--search-device", type=printable_name, default="cpu", metavar="DEVICE",
         help="device of a flat search: cpu, or cuda:N, which holds all vectors "
@@ -207,16 +161,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="port to listen on; 0: any free one (default: 8000)")  # fmt: skip
     where("--shutdown-seconds", type=positive_int, default=120, metavar="N",
         help="seconds after SIGTERM to answer the accepted requests (default: 120)")  # fmt: skip
-    for title, flags in LIMIT_FLAGS.items():
-        group = parser.add_argument_group(title)
-        for flag, name, number, text in flags:
-            group.add_argument(
-                flag, dest=name, type=number, default=getattr(Limits, name), metavar="N",
-                help=f"{text} (default: %(default)s)",
-            )  # fmt: skip
-    group.add_argument("--busy-status", type=non_negative_int, choices=(429, 503),
-        default=Limits.busy_status, help="status of a refused request; 503 for clients that retry "
-        "only after 5xx (default: %(default)s)")  # fmt: skip
+    limit = parser.add_argument_group("limits").add_argument
+    for field in fields(Limits):
+        limit("--" + field.name.replace("_", "-"), default=field.default, metavar="N",
+            type=non_negative_int if field.name in MAY_BE_0 else positive_int,
+            help=f"{field.metadata['help']} (default: %(default)s)")  # fmt: skip
+    for flag, reason in REMOVED.items():
+        parser.add_argument(flag, action=command.Removed, const=reason)
+    return parser
 
 
 if __name__ == "__main__":

@@ -184,7 +184,7 @@ def _client() -> TestClient:
     text = '{"id": "%d", "contents": "Faust was written by Goethe"}\n'
     corpus.write_text("".join(text % number for number in range(3)))
     assert main(["--corpus", str(corpus), "--encoder", "bm25", "--out", str(folder / "i")]) == 0
-    client = TestClient(create_app(lambda: open_index(folder / "i", None, None, None), Limits()))
+    client = TestClient(create_app(open_index(folder / "i"), Limits()))
     client.__enter__()
     return client
 

@@ -1,4 +1,4 @@
-"""The retrieval commands as processes: serving, shutting down, refusing, resuming, replicas."""
+"""The retrieval commands as processes: serving, shutting down, refusing, resuming."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from typing import Any
 import faiss
 import httpx
 import numpy as np
-import psutil
 import pytest
 import schemathesis
 from hypothesis import given, settings
@@ -29,7 +28,8 @@ from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi import checks
 
 from bench.random_encoder import save_random_encoder
-from sg_rlhf.retrieval import index, replicas, server
+from sg_rlhf.retrieval import index, server
+from sg_rlhf.retrieval.dense_build import encoded_rows
 from sg_rlhf.retrieval.index import build
 from sg_rlhf.retrieval.search import open_index
 from tests.unit.retrieval.conftest import make_texts, write_corpus
@@ -42,7 +42,7 @@ needs_real_data = pytest.mark.skipif(
 )
 
 
-MAIN = {"index": index.main, "server": server.main, "replicas": replicas.main}
+MAIN = {"index": index.main, "server": server.main}
 
 
 @dataclass(frozen=True)
@@ -96,9 +96,9 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(*arguments: object, module: str = "server", port: int = 0) -> Iterator[Server]:
+def serving(*arguments: object) -> Iterator[Server]:
     process = subprocess.Popen(
-        command(module, *arguments, "--device", "cpu", "--port", port),
+        command("server", *arguments, "--device", "cpu", "--port", 0),
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdout and process.stderr
@@ -183,19 +183,17 @@ def test_a_plain_faiss_file_answers_like_its_folder(files: Files) -> None:
         ),
     ],
 )
-@pytest.mark.parametrize("module", ["server", "replicas"])
 def test_bad_flags_are_one_line(
     files: Files,
     arguments: list[str],
     message: str,
-    module: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert message in refused(capsys, module, *(part.format(bm25=files.bm25) for part in arguments))
+    given = (part.format(bm25=files.bm25) for part in arguments)
+    assert message in refused(capsys, "server", *given)
 
 
 def test_a_taken_port_is_one_line(files: Files, capfd: pytest.CaptureFixture[str]) -> None:
-    # The server's alone: of the replicas Ray's proxy binds the port, and says so itself.
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -307,56 +305,30 @@ def test_overload_is_refused(files: Files) -> None:
         )
 
 
-def shards_done(partial: Path) -> int:
-    return len(list((partial / "vectors").glob("*.npy")))
-
-
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.full)])
-def test_a_killed_build_goes_on(files: Files, tmp_path: Path, workers: int) -> None:
+def test_a_killed_build_goes_on(files: Files, tmp_path: Path) -> None:
     out, partial = tmp_path / "index", tmp_path / "index.partial"
     arguments = command(
         "index", "--corpus", files.corpus, "--encoder", files.encoder, "--out", out,
-        "--max-length", 64, "--shard-rows", 8, "--batch-size", 4, "--device", "cpu",
-        "--workers", workers,
+        "--max-length", 64, "--batch-size", 1, "--device", "cpu",
     )  # fmt: skip
     process = subprocess.Popen(arguments, cwd=ROOT, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 1800
-    while shards_done(partial) < 3:
+    while not sum(file.stat().st_size for file in partial.glob("vectors_*")):
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.005)
-    children = psutil.Process(process.pid).children()
     process.kill()
     process.wait()
-    _, alive = psutil.wait_procs(children, 60)
-    assert not alive, "they would go on encoding"
     assert not out.exists()
-    before = shards_done(partial)
+    [vectors] = partial.glob("vectors_*")
+    before = encoded_rows(vectors, 32)
+    assert before % 256 == 0
     again = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=1800)
     assert again.returncode == 0, again.stderr
-    assert f"continuing after {before} of 75 shards" in again.stdout
+    assert f"continuing after {before} of 600 passages" in again.stdout
     stored = faiss.read_index(str(out / "index.faiss")).reconstruct_n(0, 600)
     whole = faiss.read_index(str(files.flat / "index.faiss")).reconstruct_n(0, 600)
     assert np.array_equal(stored, whole)
     assert [path.name for path in tmp_path.iterdir()] == ["index"]
-
-
-@pytest.mark.full
-def test_a_worker_that_is_killed_is_one_line(files: Files, tmp_path: Path) -> None:
-    arguments = command(
-        "index", "--corpus", files.corpus, "--encoder", files.encoder, "--out", tmp_path / "index",
-        "--max-length", 64, "--shard-rows", 2, "--batch-size", 1, "--device", "cpu",
-        "--workers", 2,
-    )  # fmt: skip
-    process = subprocess.Popen(arguments, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    while shards_done(tmp_path / "index.partial") < 3:
-        assert process.poll() is None
-        time.sleep(0.005)
-    psutil.Process(process.pid).children()[-1].kill()
-    said = process.communicate(timeout=1800)[1].splitlines()
-    assert process.returncode == 2
-    # Python's resource tracker adds a warning about semaphores after ours.
-    [error] = [line for line in said if line.startswith("sg_rlhf.retrieval.index: ")]
-    assert "a process that encodes was killed, " in error and "the same command" in error
 
 
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
@@ -387,47 +359,6 @@ def test_no_generated_request_is_a_server_error(limited: Server, mode: Generatio
         check()
     assert max(statuses) < 500
     assert (200 if mode == GenerationMode.POSITIVE else 422) in statuses
-
-
-@pytest.mark.full
-def test_replicas_behind_one_address(files: Files) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    # An odd number, so that two replicas cannot have answered as many each.
-    queries = [f"film river {number}" for number in range(61)]
-    arguments = ("--index", files.bm25, "--replicas", 2, "--cpus-per-replica", 0.1)
-    with serving(*arguments, module="replicas", port=port) as server:
-        assert server.announcement[0].endswith("BM25, 2 replicas")
-        with ThreadPoolExecutor(8) as pool:
-            got = list(pool.map(lambda query: server.ask([query]).json()["result"][0], queries))
-        # Ray's proxy remembers a replica's queue length for 10 s. One that a reply overtook stays
-        # above zero until then, and single requests all go to the other replica.
-        deadline = time.monotonic() + 1800
-        counts = {server.metric("queries_total")}
-        while len(counts) < 2 and time.monotonic() < deadline:
-            time.sleep(0.05)
-            counts.add(server.metric("queries_total"))
-        assert server.ask(["x"] * 20_000).status_code == 422
-        server.process.terminate()
-        assert server.process.wait(1800) == 0
-    assert len(counts) == 2 and sum(counts) == len(queries), "both replicas served their share"
-    expected = open_index(files.bm25).search(queries, 3)
-    assert [[hit["document"] for hit in hits] for hits in got] == [
-        [hit.document for hit in hits] for hits in expected
-    ]
-
-
-@pytest.mark.full
-def test_replicas_beyond_the_machine_are_refused(files: Files) -> None:
-    result = subprocess.run(
-        command("replicas", "--index", files.bm25, "--replicas", 9999),
-        cwd=ROOT, capture_output=True, text=True, timeout=1800,
-    )  # fmt: skip
-    assert result.returncode == 2, result.stderr
-    # Ray may add lines of its own after ours.
-    errors = [line for line in result.stderr.splitlines() if line.startswith("sg_rlhf")]
-    assert len(errors) == 1 and "--replicas 9999: needs 9999 CPUs, Ray has" in errors[0]
 
 
 @needs_real_data

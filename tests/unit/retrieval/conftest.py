@@ -67,5 +67,5 @@ def bm25_index(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
 @pytest.fixture(scope="session")
 def flat_index(tmp_path_factory: pytest.TempPathFactory, corpus: Path, encoder: Path) -> Path:
     out = tmp_path_factory.mktemp("flat") / "index"
-    build(corpus, str(encoder), out, max_length=64, shard_rows=256)
+    build(corpus, str(encoder), out, max_length=64)
     return out

@@ -25,7 +25,7 @@ def retriever(request: pytest.FixtureRequest, bm25_index: Path, flat_index: Path
 
 @pytest.fixture(scope="module")
 def client(retriever: Retriever) -> Iterator[TestClient]:
-    with TestClient(create_app(lambda: retriever, LIMITS)) as client:
+    with TestClient(create_app(retriever, LIMITS)) as client:
         yield client
 
 
@@ -179,7 +179,7 @@ def test_the_largest_request_is_answered(client: TestClient) -> None:
 
 
 def test_more_passages_than_an_answer_may_hold(retriever: Retriever) -> None:
-    with TestClient(create_app(lambda: retriever, Limits())) as client:
+    with TestClient(create_app(retriever, Limits())) as client:
         response = client.post("/retrieve", json={"queries": ["a"] * 10_000, "topk": 100})
     assert response.status_code == 422
     assert "at most 262144 passages" in response.json()["detail"][0]["msg"]
@@ -191,18 +191,14 @@ def test_health_says_what_is_served(client: TestClient, retriever: Retriever) ->
 
 
 def test_metrics_count(retriever: Retriever) -> None:
-    with TestClient(create_app(lambda: retriever, LIMITS)) as fresh:
+    with TestClient(create_app(retriever, LIMITS)) as fresh:
         ask(fresh, ["film", "war"])
         ask(fresh, ["film"])
         fresh.post("/retrieve", json={})
-        fresh.post("/retrieve", content=b"{}", headers={"content-length": str(2**40)})
         response = fresh.get("/metrics")
     assert response.headers["content-type"].startswith("text/plain")
     lines = response.text.splitlines()
     for line in (
-        'sg_retrieval_requests_total{status="200"} 2.0',
-        'sg_retrieval_requests_total{status="422"} 1.0',
-        'sg_retrieval_requests_total{status="413"} 1.0',
         "sg_retrieval_queries_total 3.0",
         "sg_retrieval_cache_hits_total 1.0",
         "sg_retrieval_cache_misses_total 2.0",
@@ -220,7 +216,7 @@ def test_a_corpus_that_turned_bad_is_an_answer_with_the_reason(
 
     spoilt = Retriever(retriever._backend, retriever._corpus, "spoilt")
     spoilt.search = broken  # type: ignore[method-assign]
-    with TestClient(create_app(lambda: spoilt, LIMITS)) as client:
+    with TestClient(create_app(spoilt, LIMITS)) as client:
         response = client.post("/retrieve", json={"queries": ["film"]})
     assert response.status_code == 500
     assert "corpus.jsonl, line 3: not JSON" in response.json()["detail"]
@@ -234,7 +230,7 @@ def test_a_search_that_times_out_is_a_server_error(retriever: Retriever) -> None
 
     slow = Retriever(retriever._backend, retriever._corpus, "slow")
     slow.search = broken  # type: ignore[method-assign]
-    with TestClient(create_app(lambda: slow, LIMITS)) as client:
+    with TestClient(create_app(slow, LIMITS)) as client:
         response = client.post("/retrieve", json={"queries": ["film"]})
     assert response.status_code == 500
     assert "Connection timed out" in response.json()["detail"]
@@ -247,7 +243,7 @@ def test_the_schema_shows_the_limits_and_the_docs_are_there(client: TestClient) 
     schema = api["components"]["schemas"]["RetrieveRequest"]
     assert schema["properties"]["queries"]["anyOf"][0]["maxItems"] == 1000
     assert schema["properties"]["topk"]["anyOf"][0]["maximum"] == 20
-    assert set(operation["responses"]) == {"200", "400", "413", "422", "429", "500", "503"}
+    assert set(operation["responses"]) == {"200", "400", "413", "422", "429", "500"}
 
 
 def test_a_damaged_vector_is_an_error_and_no_answer() -> None:

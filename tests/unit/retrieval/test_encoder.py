@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import platform
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModel, AutoTokenizer
 
-from sg_rlhf.retrieval import manifest, onednn
 from sg_rlhf.retrieval.encoder import _E5_ID, Encoder
 from sg_rlhf.retrieval.index import build
 from sg_rlhf.retrieval.search import DenseOptions, open_index
@@ -113,7 +111,7 @@ def test_the_ids_of_e5(name: str, e5: bool) -> None:
 
 
 def test_an_index_has_the_prompts_of_its_build(encoder: Path, tmp_path: Path) -> None:
-    """Also where the encoder is renamed, and where an older version did not record them."""
+    """Also where the encoder is renamed."""
     first, second = tmp_path / "e5", tmp_path / "renamed"
     with_card(encoder, first, {"pooling_mode_mean_tokens": True}, {})
     corpus = tmp_path / "corpus.jsonl"
@@ -128,13 +126,6 @@ def test_an_index_has_the_prompts_of_its_build(encoder: Path, tmp_path: Path) ->
     assert prompt() == "query: "
     with pytest.raises(ValueError, match="--prompts none: index .* has the prompts of its build"):
         open_index(tmp_path / "index", None, str(second), options=DenseOptions(prompts="none"))
-    facts = manifest.read(tmp_path / "index")
-    del facts["encoder"]["prompts"]
-    manifest.write(tmp_path / "index", facts)
-    assert prompt() == "query: "  # the recorded name was e5
-    facts["encoder"] |= {"model": "bge", "path": "../bge"}
-    manifest.write(tmp_path / "index", facts)
-    assert prompt() == ""
 
 
 def test_modules_that_are_not_supported(encoder: Path, tmp_path: Path) -> None:
@@ -142,42 +133,6 @@ def test_modules_that_are_not_supported(encoder: Path, tmp_path: Path) -> None:
         with_card(encoder, tmp_path / "a", {"pooling_mode": "mean"}, {}, "Dense")
     with pytest.raises(ValueError, match="with pooling .'max'. are not supported"):
         with_card(encoder, tmp_path / "b", {"pooling_mode": "max"}, {})
-
-
-@pytest.mark.parametrize("bias", [True, False])
-def test_linear_layers_of_onednn(bias: bool) -> None:
-    """The values of torch's, each row the same whatever is computed with it."""
-    torch.manual_seed(0)
-    linear = torch.nn.Linear(257, 95, bias=bias)
-    inputs = torch.randn(150, 257)
-    ours = onednn.Linear(linear)
-    with torch.inference_mode():
-        expected, found = linear(inputs), ours(inputs)
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-        for rows in (1, 2, 3, 20, 64, 149):
-            assert torch.equal(ours(inputs[:rows]), found[:rows])
-            assert torch.equal(ours(inputs[None, -rows:])[0], found[-rows:])
-
-
-def test_what_is_converted() -> None:
-    """float32 linear layers; not other types, nor layers that a parent reads the weights of."""
-    model = torch.nn.ModuleDict({
-        "plain": torch.nn.Sequential(torch.nn.Linear(4, 4)),
-        "attention": torch.nn.MultiheadAttention(4, 2),
-        "bf16": torch.nn.Linear(4, 4, dtype=torch.bfloat16),
-    })  # fmt: skip
-    onednn.convert(model)
-    kinds = {name: type(module) for name, module in model.named_modules()}
-    assert kinds["plain.0"] is onednn.Linear
-    assert issubclass(kinds["attention.out_proj"], torch.nn.Linear)
-    assert kinds["bf16"] is torch.nn.Linear
-
-
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="for x86 processors")
-def test_the_encoder_has_them(model: Encoder) -> None:
-    assert onednn.available()
-    kinds = [type(module) for module in model._model.modules()]
-    assert onednn.Linear in kinds and torch.nn.Linear not in kinds
 
 
 def test_query_and_passage_differ(model: Encoder) -> None:

@@ -70,18 +70,15 @@ def test_built_already(bm25_index: Path, corpus: Path, capsys: pytest.CaptureFix
     assert (bm25_index / "manifest.json").stat().st_mtime_ns == before
 
 
-def test_another_index_is_replaced_only_by_force(
+def test_another_index_is_not_replaced(
     tmp_path: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = write_corpus(tmp_path / "other.jsonl", ["alpha", "beta"])
     out = tmp_path / "index"
     assert run("--corpus", other, "--encoder", "bm25", "--out", out) == 0
-    arguments = ("--corpus", corpus, "--encoder", "bm25", "--out", out)
-    assert run(*arguments) == 2
-    assert "--force replaces it" in capsys.readouterr().err
+    assert run("--corpus", corpus, "--encoder", "bm25", "--out", out) == 2
+    assert "holds another index (bm25 of bm25, corpus SHA-256" in capsys.readouterr().err
     assert manifest.read(out)["corpus"]["rows"] == 2
-    assert run(*arguments, "--force") == 0
-    assert manifest.read(out)["corpus"]["rows"] == 600
     assert sorted(path.name for path in tmp_path.iterdir()) == ["index", "other.jsonl"]
 
 
@@ -96,8 +93,7 @@ def test_somebody_elses_folder_is_left_alone(
     assert (out / "chapter1.txt").read_text() == "my work"
 
 
-@pytest.mark.parametrize("force", [False, True])
-def test_folders_beside_an_index_are_left_alone(tmp_path: Path, corpus: Path, force: bool) -> None:
+def test_folders_beside_an_index_are_left_alone(tmp_path: Path, corpus: Path) -> None:
     out = tmp_path / "wiki"
     mine = [tmp_path / name / "mine.txt" for name in ("wiki.old", ".wiki.old", "wiki.replaced")]
     for file in mine:
@@ -105,45 +101,7 @@ def test_folders_beside_an_index_are_left_alone(tmp_path: Path, corpus: Path, fo
         file.write_text("my work")
     arguments = ("--corpus", corpus, "--encoder", "bm25", "--out", out)
     assert run(*arguments) == 0
-    if force:
-        assert run(*arguments, "--force") == 0
     assert [file.read_text() for file in mine] == ["my work"] * 3
-
-
-def test_force_replaces_an_index_and_nothing_else(
-    tmp_path: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "wiki"
-    arguments = ("--corpus", corpus, "--encoder", "bm25", "--out", out, "--force")
-    assert run(*arguments) == 0
-    (out / "notes.txt").write_text("my work")
-    assert run(*arguments) == 2
-    error = capsys.readouterr().err
-    assert f"--out {out}: notes.txt in it is no part of an index" in error
-    assert "move it away" in error
-    assert (out / "notes.txt").read_text() == "my work"
-    (out / "notes.txt").unlink()
-    (out / "manifest.json").write_text("{")  # a damaged index is one still
-    assert run(*arguments) == 0
-    assert manifest.read(out)["corpus"]["rows"] == 600
-
-
-def test_what_comes_into_the_folder_while_it_is_built_stays(
-    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "wiki"
-    arguments = ("--corpus", corpus, "--encoder", "bm25", "--out", out, "--force")
-    assert run(*arguments) == 0
-
-    def describe(*given: object, **options: object) -> dict[str, object]:
-        (out / "notes.txt").write_text("my work")
-        return described(*given, **options)
-
-    described = manifest.describe_files
-    monkeypatch.setattr(manifest, "describe_files", describe)
-    assert run(*arguments) == 2
-    assert (out / "notes.txt").read_text() == "my work"
-    assert manifest.read(out)["corpus"]["rows"] == 600
 
 
 def test_a_folder_of_the_unfinished_builds_name_is_left_alone(
@@ -156,32 +114,6 @@ def test_a_folder_of_the_unfinished_builds_name_is_left_alone(
     assert run(*arguments) == 2
     assert "wiki.partial, where the build would write, is no unfinished" in capsys.readouterr().err
     assert mine.read_text() == "my work"
-
-
-def test_a_link_that_is_replaced_leaves_what_it_leads_to(tmp_path: Path, corpus: Path) -> None:
-    out, real = tmp_path / "wiki", tmp_path / "disk"
-    arguments = ("--corpus", corpus, "--encoder", "bm25", "--force", "--out")
-    assert run(*arguments, real) == 0
-    out.symlink_to(real)
-    assert run(*arguments, out) == 0
-    assert not out.is_symlink()
-    for folder in (out, real):
-        assert manifest.read(folder)["corpus"]["rows"] == 600
-
-
-def test_new_search_parameters_are_whole_or_not_there(
-    tmp_path: Path, corpus: Path, encoder: Path
-) -> None:
-    """Killed at any point, what is there is the index as it was."""
-    out = tmp_path / "index"
-    arguments = ("--corpus", corpus, "--encoder", encoder, "--max-length", 64, "--out", out)
-    assert run(*arguments, "--factory", "IVF8,Flat", "--search", "nprobe=2") == 0
-    before = (out / "manifest.json").read_bytes()
-    # Whoever has the file open reads the old one to its end: it is replaced, not written over.
-    with (out / "manifest.json").open("rb") as reader:
-        assert run(*arguments, "--factory", "IVF8,Flat", "--search", "nprobe=3") == 0
-        assert reader.read() == before
-    assert manifest.read(out)["search"] == {"nprobe": 3}
 
 
 @pytest.mark.parametrize(
@@ -223,18 +155,18 @@ def test_a_bad_corpus_leaves_nothing(
 def build_dense(corpus: Path, encoder: Path, out: Path, *more: object) -> int:
     return run(
         "--corpus", corpus, "--encoder", encoder, "--out", out,
-        "--max-length", 64, "--shard-rows", 256, "--device", "cpu", *more,
+        "--max-length", 64, "--device", "cpu", *more,
     )  # fmt: skip
 
 
-def test_finished_shards_are_used_again(
+def test_finished_vectors_are_used_again(
     tmp_path: Path,
     corpus: Path,
     encoder: Path,
     flat_index: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """What a kill leaves: a plan, one of three shards, half an index."""
+    """What a kill leaves: some vectors and a part of the next one, half an index."""
     out, partial = tmp_path / "index", tmp_path / "index.partial"
     vectors = Encoder(str(encoder), max_length=64, device="cpu").encode(
         [f"marker {row}" for row in range(256)], "passage"
@@ -242,10 +174,10 @@ def test_finished_shards_are_used_again(
     interrupted(partial, corpus, encoder, vectors)
     (partial / "index.faiss").write_bytes(b"half an index")
     assert build_dense(corpus, encoder, out) == 0
-    assert "continuing after 1 of 3 shards" in capsys.readouterr().out
+    assert "continuing after 256 of 600 passages" in capsys.readouterr().out
     stored = faiss.read_index(str(out / "index.faiss")).reconstruct_n(0, 600)
     untouched = faiss.read_index(str(flat_index / "index.faiss")).reconstruct_n(0, 600)
-    assert np.array_equal(stored[:256], vectors), "the finished shard was made again"
+    assert np.array_equal(stored[:256], vectors), "the finished vectors were made again"
     assert np.array_equal(stored[256:], untouched[256:])
     assert not partial.exists()
     assert sorted(path.name for path in out.iterdir()) == [
@@ -253,62 +185,38 @@ def test_finished_shards_are_used_again(
     ]  # fmt: skip
 
 
-def interrupted(
-    partial: Path, corpus: Path, encoder: Path, vectors: np.ndarray, **other: object
-) -> None:
-    """An unfinished build whose first shard is `vectors`."""
+def interrupted(partial: Path, corpus: Path, encoder: Path, vectors: np.ndarray) -> Path:
+    """An unfinished build that has encoded `vectors`; their file."""
     model = Encoder(str(encoder), device="cpu")
-    plan: dict[str, object] = {
-        "corpus_sha256": hashlib.sha256(corpus.read_bytes()).hexdigest(),
-        "encoder": {
-            **model.identity,
-            "max_length": 64,
-            "prompts": model.prompts,
-            "dtype": "fp32",
-        },
-        "shard_rows": 256,
-    }
-    (partial / "vectors").mkdir(parents=True)
+    described = {**model.identity, "max_length": 64, "prompts": model.prompts}
+    made_of = [hashlib.sha256(corpus.read_bytes()).hexdigest(), described, "fp32"]
+    digest = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
+    partial.mkdir(parents=True)
     (partial / "lock").touch()
-    (partial / "plan.json").write_text(json.dumps(plan | other))
-    np.save(partial / "vectors/000000.npy", vectors)
-
-
-@pytest.mark.full
-def test_several_processes_make_the_same_index(
-    tmp_path: Path, corpus: Path, encoder: Path, flat_index: Path
-) -> None:
-    assert build_dense(corpus, encoder, tmp_path / "index", "--workers", 2) == 0
-    stored = (tmp_path / "index" / "index.faiss").read_bytes()
-    assert stored == (flat_index / "index.faiss").read_bytes()
+    file = partial / f"vectors_{digest[:16]}.f32"
+    file.write_bytes(vectors.tobytes() + b"half")
+    return file
 
 
 @pytest.mark.parametrize("rows", [100, 600])
-def test_training_vectors_are_drawn_from_all_shards(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int
-) -> None:
+def test_training_vectors_are_drawn_from_all(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     monkeypatch.setattr(dense_build, "MIN_TRAIN", 300)
-    shards = dense_build.Shards(tmp_path, tmp_path, tmp_path, rows, 64, Encoder, None)
-    for number in shards.missing:
-        some = np.arange(number * 64, min(rows, number * 64 + 64), dtype=np.float32)
-        np.save(shards.path(number), np.repeat(some[:, None], 4, axis=1))
-    index, _ = dense_build.new_index("SQ8", 4, {})
-    sample = dense_build._sample(index, shards)[:, 0]
-    assert len(set(sample.tolist())) == len(sample) == min(rows, 300)
-    assert sample.max() > rows - 64
+    vectors = np.repeat(np.arange(rows, dtype=np.float32)[:, None], 4, axis=1)
+    drawn = dense_build.sample(vectors, None)[:, 0]
+    assert len(set(drawn.tolist())) == len(drawn) == min(rows, 300)
+    assert drawn.max() > rows - 64
 
 
-def test_another_builds_shards_are_not_mixed_in(
+def test_another_builds_vectors_are_not_mixed_in(
     tmp_path: Path, corpus: Path, encoder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     partial = tmp_path / "index.partial"
-    zeros = np.zeros((256, 32), np.float32)
-    interrupted(partial, corpus, encoder, zeros, corpus_sha256="0" * 64)
+    other = write_corpus(tmp_path / "other.jsonl", ["alpha", "beta"])
+    file = interrupted(partial, other, encoder, np.zeros((256, 32), np.float32))
     assert build_dense(corpus, encoder, tmp_path / "index") == 2
     error = capsys.readouterr().err.splitlines()[-1]
-    assert "unfinished build with corpus_sha256 0000" in error and "--restart" in error
-    assert (partial / "vectors/000000.npy").exists(), "hours of work were dropped unasked"
-    assert build_dense(corpus, encoder, tmp_path / "index", "--restart") == 0
+    assert "an unfinished build of another corpus" in error and "delete the folder" in error
+    assert file.exists(), "hours of work were dropped unasked"
 
 
 def test_an_encoder_that_gives_no_numbers_ends_a_build(
