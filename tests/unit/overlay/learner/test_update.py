@@ -376,6 +376,43 @@ def test_a_micro_batch_of_responses_without_a_token_leaves_the_figures_finite(
     assert status["kl"] == pytest.approx(row["kl"]) and row["kl"] > 0
 
 
+class SkippingStrategy(Strategy):
+    """As DeepSpeed: a step whose gradient is not finite is counted, and changes nothing."""
+
+    def optimizer_step(self, optimizer: Any, actor: Table, scheduler: Any, name: str) -> None:
+        if self.backwards % self.accumulated_gradient:
+            return
+        assert actor.table.grad is not None
+        applied = bool(actor.table.grad.isfinite().all())
+        actor.model.was_step_applied = lambda: applied
+        if applied:
+            super().optimizer_step(optimizer, actor, scheduler, name)
+        else:
+            actor.table.grad = None
+            actor.model.global_steps += 1
+
+
+def test_a_loss_that_is_not_finite_skips_its_step_and_names_its_prompts() -> None:
+    settings = ["sg.on_nonfinite=skip", "sg.max_nonfinite=1", "train.max_epochs=2"]
+    args = arguments("grpo_sg", *settings)
+    actor = Table("cpu")
+    before = actor.table.detach().clone()
+    trainer = policy_trainer(SkippingStrategy(args), actor)
+    rates: list[int] = []
+    trainer.actor_scheduler.step = lambda: rates.append(1)
+    for index, experience in enumerate(rollout(actor)):
+        if index == RESPONSES - 1:
+            experience.advantages[0, -1] = torch.nan
+        trainer.replay_buffer.append(experience)
+    status = trainer.ppo_train(args.algo.kl.init_coef)
+    assert torch.equal(actor.table, before) and status["sg_optimizer_steps"] == []
+    first, second = status["sg_nonfinite"]
+    assert first["cause"] == "the policy loss" and " 1 advantages" in first["message"]
+    assert first["prompts"] == [RESPONSES - 1] and second["in_a_row"] == 2
+    assert "1 optimizer steps in a row were skipped before it" in status["sg_stop"]
+    assert len(rates) == 2
+
+
 def test_a_loss_that_is_not_finite_names_its_tensor_and_its_optimizer_step() -> None:
     def damage(index: int, sample: Experience) -> None:
         if index == RESPONSES - 1:
