@@ -100,7 +100,10 @@ class Group:
 
     @property
     def label(self) -> str:
-        return self.name if len(self.runs) == 1 else f"{self.name} ({len(self.runs)} seeds)"
+        if len(self.runs) == 1:
+            return self.name
+        distinct = len({run.seed for run in self.runs}) == len(self.runs)
+        return f"{self.name} ({len(self.runs)} {'seeds' if distinct else 'runs'})"
 
 
 def number(row: Row, key: str) -> float:

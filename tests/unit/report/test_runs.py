@@ -117,6 +117,12 @@ def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
     assert [run.name for run in named_apart(runs)] == ["a/run", "b/run"]
 
 
+def test_runs_of_one_seed_are_not_called_seeds(tmp_path: Path) -> None:
+    runs = [read_run(write_run(tmp_path / name)) for name in ("whole", "resumed")]
+    (group,) = grouped(runs)
+    assert group.label == "whole (2 runs)"
+
+
 def test_groups_of_a_study_are_named_after_their_folders(tmp_path: Path) -> None:
     study = tmp_path / "runs" / "kk_small"
     for seed in (0, 1):
