@@ -136,7 +136,27 @@ def scale_table() -> list[str]:
     return lines
 
 
-TABLES = {"recipes": fit_table, "scale": scale_table}
+#: Model and H100s of the table of limits.
+LIMITS = (("3B", 1), ("3B", 8), ("7B", 8), ("32B", 16), ("70B", 32))
+
+
+def limits_table() -> list[str]:
+    """Seconds by part, and how many times the limit of the hardware that is."""
+    shown = ("sampling", "scoring", "update")
+    heads = [f"{part} | limit | times" for part in shown]
+    lines = [f"| model, H100s | {' | '.join(heads)} |", f"|---|{'--:|' * 3 * len(shown)}"]
+    for model, gpus in LIMITS:
+        choice = chosen(model, gpus)
+        assert choice is not None and choice.time is not None
+        cells = []
+        for part in shown:
+            seconds, least = choice.time.parts[part], choice.time.limits[part]
+            cells += [f"{seconds:.1f} s", f"{least:.1f} s", f"{seconds / least:.1f}"]
+        lines.append(f"| {model}, {gpus} | {' | '.join(cells)} |")
+    return lines
+
+
+TABLES = {"recipes": fit_table, "scale": scale_table, "limits": limits_table}
 
 
 def draw() -> None:

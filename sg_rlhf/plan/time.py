@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 
 from sg_rlhf.machine.hardware import Hardware
 from sg_rlhf.plan import gpu_memory as gpu
@@ -19,6 +19,11 @@ from sg_rlhf.plan.run_shape import RunShape
 from sg_rlhf.plan.shapes import ModelShape
 
 PARTS = ("sampling", "scoring", "update", "optimizer", "weight sync", "offload")
+#: What limits each part: operations, bytes of memory, or bytes of a link.
+BOUND = {
+    "sampling": "bytes", "scoring": "FLOPs", "update": "FLOPs", "optimizer": "bytes",
+    "weight sync": "bytes", "offload": "PCIe",
+}  # fmt: skip
 #: What the policy's GPUs do while engines of their own sample ahead.
 TRAINING = ("scoring", "update", "optimizer")
 NOT_INCLUDED = "start, compilation, rewards, evaluations, checkpoints, logging"
@@ -113,6 +118,7 @@ class TimePlan:
         assumed: the assumptions that matter most, one line each.
         assumptions: all of them.
         samples_ahead: whether the engines sample while the policy trains.
+        limits: seconds by part if the hardware reached its data sheet, see :func:`limits`.
     """
 
     parts: Mapping[str, float]
@@ -120,6 +126,7 @@ class TimePlan:
     assumed: tuple[str, ...]
     assumptions: Assumptions
     samples_ahead: bool = False
+    limits: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
@@ -159,15 +166,25 @@ class TimePlan:
         return [
             self.line(rollouts),
             f"  seconds: {parts}",
+            f"  times the hardware's limit: {self.ratios()}",
             *(f"  assumed: {line}" for line in self.assumed),
             f"  not included: {NOT_INCLUDED}",
         ]
+
+    def ratios(self) -> str:
+        """How far each part is from the limit of the hardware, with the limit and its kind."""
+        return ", ".join(
+            f"{name} {seconds / self.limits[name]:.1f} ({self.limits[name]:.1f} s by {BOUND[name]})"
+            for name, seconds in self.parts.items()
+            if seconds >= 0.05 and self.limits.get(name, 0.0) > 0
+        )
 
     def as_json(self) -> dict[str, object]:
         """For scripts, and for the run directory."""
         return {
             "seconds": round(self.seconds, 3),
             "parts": {name: round(value, 3) for name, value in self.parts.items()},
+            "limits": {name: round(value, 3) for name, value in self.limits.items()},
             "tokens": round(self.tokens),
             "not_included": NOT_INCLUDED,
             "assumptions": asdict(self.assumptions),
@@ -203,7 +220,30 @@ def time_plan(
         ),
         assumptions=given,
         samples_ahead=run.samples_ahead,
+        limits=limits(run, hardware, given),
     )
+
+
+def limits(run: RunShape, hardware: Hardware, given: Assumptions = DEFAULT) -> dict[str, float]:
+    """Seconds of each part at the data sheet's figures, with nothing but the work itself.
+
+    All of the bf16 peak, of the memory's bandwidth and of the links; no Python, no waiting, nothing
+    computed twice, gradients summed on the GPU. Responses have the same lengths.
+    """
+    ideal = replace(
+        given, mfu=1.0, prefill_mfu=1.0, bandwidth=1.0, link=1.0, gathered_layer_seconds=0.0,
+        layer_seconds=0.0, gradient_seconds=0.0, step_seconds=0.0, eager_layer_seconds=0.0,
+        reduce_seconds=0.0, message_seconds=0.0, call_seconds=0.0, packed_seconds=0.0,
+    )  # fmt: skip
+    once = replace(run, checkpointing=False, adam_offload=False)
+    return {
+        "sampling": sampling(run, hardware, ideal),
+        "scoring": scoring(run, hardware, ideal),
+        "update": update(once, hardware, ideal),
+        "optimizer": optimizer_steps(run, hardware, ideal),
+        "weight sync": weight_sync(run, hardware, ideal),
+        "offload": offload(run, hardware, ideal),
+    }
 
 
 def _longest(run: RunShape, given: Assumptions) -> float:
