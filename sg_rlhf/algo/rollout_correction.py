@@ -83,7 +83,7 @@ def rollout_correction(
         cfg: the settings.
 
     Returns:
-        ``(coefficient, metrics)``: [B, T] without a gradient, for ``token_coef_BT`` of the policy
+        ``(coefficient, metrics)``: [B, T] without a gradient, for ``coefficient`` of the policy
         loss, and the scalars ``vllm_kl`` (masked mean of rollout - old) and ``is_filter_ratio``
         (share of units outside the threshold). With level ``off``: ``(None, {})``. A response
         without tokens counts as outside at level ``seq``, as upstream has it.
