@@ -166,8 +166,8 @@ class RetrieverClient:
         seconds, outcome = state.seconds_since_start or 0.0, state.outcome
         if self._outage_s and not self._is_away and outcome and seconds >= REPORTED_AFTER_S:
             self._is_away = True
-            waiting = f"waiting for it, up to {self._outage_s:g} s (outage_s)"
-            self._notify(f"retriever {self.settings.url}: {outcome.exception()}; {waiting}")
+            waiting = f"; waiting for it, up to {self._outage_s:g} s (outage_s)"
+            self._notify(f"retriever {self.settings.url}: {outcome.exception()}{waiting}")
 
     async def _request(self, queries: Sequence[str]) -> list[_Result]:
         """One request; the result of each query."""
