@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import cProfile
+import itertools
 import multiprocessing
 import pstats
 import statistics
@@ -32,7 +33,10 @@ from tests.gpu import zero3
 from tests.gpu.measure import synchronize
 from tests.gpu.policy_engine import policy_engine
 
-STAGES = ("3", "2")
+#: ``3leaf``: ZeRO-3 with decoder layers as leaf modules, as a run on GPUs has it.
+STAGES = ("3", "3leaf", "2", "1")
+#: Of ``--offload``: whether the optimizer is in host memory.
+OFFLOAD = {"no": (False,), "yes": (True,), "both": (False, True)}
 #: Passes before the timed ones: DeepSpeed records the order of the modules in the first.
 WARM_UP = 2
 MODELS = ("Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-3B-Instruct")
@@ -86,19 +90,25 @@ def profile(run: Callable[[], None]) -> None:
     pstats.Stats(profiler).sort_stats("tottime").print_stats(25)
 
 
-def measure(name: str, stage: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+def measure(
+    name: str, stage: str, offload: bool, arguments: argparse.Namespace
+) -> list[dict[str, Any]]:
     """The rows of a model under a stage. In a process of its own, which gives all memory back."""
     zero3.start(arguments.device)
     shape = dict(table()[name])
     if arguments.layers:
         shape["num_hidden_layers"] = arguments.layers
     # No step is due: a pass is timed, not the optimizer.
-    engine = policy_engine(shape, int(stage), arguments.device, accumulation=1000)
+    engine = policy_engine(
+        shape, int(stage[0]), arguments.device, accumulation=1000, leaf=stage == "3leaf",
+        adam_offload=offload,
+    )  # fmt: skip
     rows = []
     for samples in arguments.samples:
         for kind, run in passes(engine, samples, arguments.tokens, arguments.device).items():
-            row = {"model": name.split("/")[-1], "zero_stage": stage, "pass": kind,
-                   "layers": shape["num_hidden_layers"], "samples": samples}  # fmt: skip
+            row = {"model": name.split("/")[-1], "zero_stage": stage, "offload": offload,
+                   "pass": kind, "layers": shape["num_hidden_layers"],
+                   "samples": samples}  # fmt: skip
             row |= timed(run, arguments.repeats, arguments.device)
             row["host_ms_per_layer"] = round(row["host_ms"] / shape["num_hidden_layers"], 2)
             rows.append(row)
@@ -117,6 +127,10 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=sorted(table()))
     parser.add_argument("--stages", nargs="+", default=list(STAGES), choices=STAGES)
     parser.add_argument(
+        "--offload", choices=OFFLOAD, default="no",
+        help="optimizer in host memory, where gradients are then summed [no]",
+    )  # fmt: skip
+    parser.add_argument(
         "--samples", nargs="+", type=at_least(1), default=[1, 4, 16], help="of a micro-batch"
     )
     parser.add_argument("--tokens", type=at_least(1), default=1280, help="of a sample [1280]")
@@ -131,9 +145,9 @@ def main() -> None:
         result["gpu"] = torch.cuda.get_device_name()
     result["rows"] = []
     for name in arguments.models:
-        for stage in arguments.stages:
+        for stage, offload in itertools.product(arguments.stages, OFFLOAD[arguments.offload]):
             with multiprocessing.get_context("spawn").Pool(1) as pool:
-                result["rows"] += pool.apply(measure, (name, stage, arguments))
+                result["rows"] += pool.apply(measure, (name, stage, offload, arguments))
             write(result, arguments.out)
 
 
