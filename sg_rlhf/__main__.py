@@ -91,6 +91,11 @@ COMMANDS = {
         "sg_rlhf.plan",
         main="sg_rlhf.plan.command",
     ),
+    "launch": Command(
+        "print the job file of a recipe for SLURM, KubeRay or SkyPilot",
+        "sg_rlhf.launch",
+        main="sg_rlhf.launch.command",
+    ),
     "study": Command(
         "train every cell of a study, and write tables and pictures",
         "sg_rlhf.studies",

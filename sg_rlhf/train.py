@@ -27,14 +27,14 @@ from sg_rlhf.config import (
     builtin_recipes,
     domain_settings,
     load_config,
+    removed,
     set_by,
 )
 from sg_rlhf.config.checks import input_files
 from sg_rlhf.config.run_paths import run_dir_of, with_absolute_paths, with_run_dir
 from sg_rlhf.config.upstream_flags import UpstreamChanged, UpstreamMissing
 from sg_rlhf.doctor.recipe import UnfitMachine, before_run
-from sg_rlhf.launch import options as launch_options
-from sg_rlhf.overlay.driver import model_revision, replay
+from sg_rlhf.overlay.driver import model_revision
 from sg_rlhf.overlay.driver import run as driver
 from sg_rlhf.overlay.driver.arguments import (
     UnsupportedHere,
@@ -44,11 +44,11 @@ from sg_rlhf.overlay.driver.arguments import (
     check_trackers,
     upstream_arguments,
 )
-from sg_rlhf.overlay.driver.prepare import not_writable, prepare_run_dir, run_lock
+from sg_rlhf.overlay.driver.prepare import prepare_run_dir, run_lock
 from sg_rlhf.overlay.patches.version import check_version
 from sg_rlhf.overlay.reporting import graceful_stop
 from sg_rlhf.overlay.reporting.errors import UnusablePrompts
-from sg_rlhf.plan.of_recipe import Plan, fitted, plan_of, write_predicted
+from sg_rlhf.plan.of_recipe import fitted
 from sg_rlhf.run_dir.lock import RunLocked
 from sg_rlhf.weights.describe import describe_loss
 
@@ -66,9 +66,6 @@ examples:
   on a Ray cluster
     ray job submit --working-dir . -- \\
         python3 -m sg_rlhf.train --config configs/kk/grpo_qwen2.5-3b-instruct.yaml
-  as a job file for SLURM (or kuberay, skypilot)
-    python -m sg_rlhf.train --config configs/kk/grpo_qwen2.5-3b-instruct.yaml \\
-        --algorithm grpo_sg --dry-run --print sbatch > kk.sbatch
 
 every OpenRLHF flag is a key: --actor.adam.lr 1e-6 is actor.adam.lr=1e-6 here
 """
@@ -76,7 +73,6 @@ every OpenRLHF flag is a key: --actor.adam.lr 1e-6 is actor.adam.lr=1e-6 here
 #: Errors of a user's input: one line each, exit status 2.
 REFUSALS = (
     ConfigError, UsageError, UnusablePrompts, UnfitMachine, UpstreamChanged, RunLocked,
-    launch_options.LaunchError,
 )  # fmt: skip
 
 
@@ -101,8 +97,8 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="print the resolved recipe, its memory plan and the command that trains it; check the "
-        "recipe and the files that are here; train nothing",
+        help="check the recipe and the files that are here; print the resolved recipe and the "
+        "command that trains it; train nothing",
     )
     parser.add_argument(
         "--allow-changed",
@@ -111,15 +107,9 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
         metavar="KEY",
         help="resume although this key has changed since the run was started; repeatable",
     )
-    parser.add_argument(
-        "--replay",
-        type=Path,
-        metavar="FILE",
-        help="make one update on the rollout in FILE, which a run with sg.dump_rollout=STEP wrote; "
-        "without engines and without a run directory; print the update's metrics",
-    )
-    launch_options.add_arguments(parser)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="recipe keys to override")
+    if gone := removed.option_among(argv, removed.TRAIN_OPTIONS):
+        parser.error(gone)
     # Overrides and options may be mixed.
     return parser.parse_intermixed_args(argv)
 
@@ -182,34 +172,8 @@ def check(run: Run) -> argparse.Namespace:
     return args
 
 
-def plan_run(run: Run) -> Plan | None:
-    """Memory and time that the run will take; None if the model's shape is not known."""
-    config, rollouts = run.config, None
-    prompts = input_files.count_prompts(config)
-    if prompts is not None:
-        per_epoch = prompts // max(1, config.value("rollout.batch_size"))
-        rollouts = per_epoch * config.value("train.num_episodes")
-    try:
-        return plan_of(config, folder=run.directory, rollouts=rollouts or None)
-    except ConfigError:
-        raise
-    except ValueError:  # a model of a kind whose memory is not known
-        return None
-
-
-def prepare(run: Run, args: argparse.Namespace, allowed: list[str]) -> Plan | None:
-    """Write the run directory, decide whether to resume, and plan the run."""
-    args.ckpt.load_enable = prepare_run_dir(run.config, run.directory, allowed)
-    plan = plan_run(run)
-    try:
-        write_predicted(plan, run.directory)
-    except OSError as error:
-        raise not_writable(run.directory, error) from None
-    return plan
-
-
 def dry_run(run: Run, arguments: argparse.Namespace) -> None:
-    """Print the resolved recipe, its weighting, its plan and the command that trains it.
+    """Print the resolved recipe, its weighting and the command that trains it.
 
     The run may be meant for another machine, so a GPU or file that is missing here is a remark.
     Files that are here are checked.
@@ -230,9 +194,7 @@ def dry_run(run: Run, arguments: argparse.Namespace) -> None:
             print(f"# not on this machine: {error}")
         except UpstreamMissing:
             print("# not checked: OpenRLHF is not installed here, and has more rules for settings")
-    # Before anything is printed: these may find a value that cannot be.
-    plan = plan_run(run)
-    planned = plan.lines() if plan else ["no memory plan: the model's shape is not known here"]
+    # Before anything is printed: this may find a value that cannot be.
     missing, file_remarks = input_files.look(config)
     print(f"# resolved recipe, from {' <- '.join(reversed(config.sources))}")
     print(config.to_yaml())
@@ -244,25 +206,15 @@ def dry_run(run: Run, arguments: argparse.Namespace) -> None:
     for line in set_by(config):
         print(wrapper.fill(line))
     print(f"# {run.loss_description}".replace("\n", "\n# "))
-    print(*(f"# {line}".rstrip() for line in planned), sep="\n")
+    recipe, overrides = builtin_recipes.words(arguments.config), redact_argv(arguments.overrides)
     print("# the command that trains it")
-    words = ["sg-rlhf", "train", *builtin_recipes.words(arguments.config)]
-    words += ["--run-dir", str(run.directory), *redact_argv(arguments.overrides)]
-    print(shlex.join(words))
+    print(shlex.join(["sg-rlhf", "train", *recipe, "--run-dir", str(run.directory), *overrides]))
+    print("# its memory and time: " + shlex.join(["sg-rlhf", "plan", *recipe, *overrides]))
     print(remarks.getvalue(), end="")
     for line in file_remarks:
         print(f"# remark: {line}")
     for line in missing:
         print(f"# not on this machine: {line}")
-
-
-def _job_file(run: Run, arguments: argparse.Namespace, options: launch_options.Options) -> str:
-    from sg_rlhf.launch.job import job_file  # jinja2, which training does not need
-
-    return job_file(
-        run.config, configs=arguments.config, overrides=arguments.overrides,
-        run_dir=run.directory, options=options,
-    )  # fmt: skip
 
 
 def write_model_card(run_dir: Path) -> None:
@@ -301,23 +253,17 @@ def main(argv: list[str] | None = None, *, summarise: bool = True) -> int:
     arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
     with contextlib.ExitStack() as stack:  # ends what was started, whatever happens
         try:
-            job_options = launch_options.options_of(arguments)
             if not arguments.dry_run:
                 workers = stack.enter_context(driver.fork_server_for_cpu())
             run = load(arguments)
-            if job_options:
-                print(_job_file(run, arguments, job_options), end="")
-                return 0
             if arguments.dry_run:
                 dry_run(run, arguments)
                 return 0
             args = check(run)
-            if arguments.replay:
-                args = replay.without_engines(args)
-                replay.read(args, arguments.replay)
-                return driver.main(args, workers, arguments.replay)
             stack.enter_context(run_lock(run.directory))
-            plan = prepare(run, args, arguments.allow_changed)
+            args.ckpt.load_enable = prepare_run_dir(
+                run.config, run.directory, arguments.allow_changed
+            )
         except REFUSALS as error:
             print(f"error: {as_typed(redact_text(str(error)))}", file=sys.stderr)
             return 2
@@ -330,7 +276,7 @@ def main(argv: list[str] | None = None, *, summarise: bool = True) -> int:
             print("interrupted before the run began", file=sys.stderr)
             return 130
         with best_effort_output():
-            print(run.loss_description, *(plan.brief() if plan else ()), sep="\n")
+            print(run.loss_description)
             print(f"run directory: {run.directory}", flush=True)
             status = driver.main(args, workers)
             if status == 0:

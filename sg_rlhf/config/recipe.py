@@ -32,6 +32,7 @@ from sg_rlhf.config import (
     correction_presets,
     domain_settings,
     old_names,
+    removed,
     value_ranges,
 )
 from sg_rlhf.config.errors import ConfigError
@@ -348,6 +349,8 @@ def _check(
             checked = value_ranges.checked_value(table[key], value, where)
             is_text = isinstance(checked, str)
             values[key] = registry.OLD_VALUES.get(checked, checked) if is_text else checked
+        elif key in removed.KEYS:
+            raise ConfigError(f"{where}: {removed.message(key, removed.KEYS[key])}")
         else:
             raise ConfigError(_unknown_key(key, where, [*table, *known]))
     loss = values.get("actor.policy_loss_type", table["actor.policy_loss_type"].default)

@@ -40,7 +40,6 @@ MUTABLE = (
     "ds.ring_attn_*", "ds.deepcompile", "ds.use_liger_kernel",
     "ds.grad_accum_dtype", "ds.use_universal_ckpt", "data.dataloader_num_workers", "local_rank",
     "sg.run_dir", "sg.eval_*", "sg.samples_per_step", "sg.sync_check_*", "sg.verbose", "sg.wandb",
-    "sg.dump_rollout",
     *NUMERICS_ONLY,
     # Of a server that an environment asks: where it is and how patient its client is.
     "sg.*.url", "sg.*.timeout_s", "sg.*.retries", "sg.*.backoff_s", "sg.*.outage_s",

@@ -94,9 +94,6 @@ class SGSettings(BaseModel):
     samples_per_prompt: int = Field(
         2, ge=1, description="of these, responses to the same prompt, to compare them"
     )
-    dump_rollout: int | None = Field(
-        None, ge=1, description="rollout step whose experience is written to rollouts/step_N.pt"
-    )
     sync_check_every: int = Field(
         0,
         ge=0,

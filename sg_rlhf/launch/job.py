@@ -46,8 +46,6 @@ TEMPLATES = {
     "sbatch": "job.sbatch",
     "kuberay": "rayjob.yaml",
     "skypilot": "skypilot.yaml",
-    "dstack": "dstack.yaml",
-    "hfjobs": "hfjobs.sh",
 }
 
 #: GPU types to request from a cloud, by memory in GB.
@@ -55,13 +53,6 @@ CLOUD_GPUS = {
     24: ("L4", "A10G", "RTX4090"),
     40: ("A100", "L40S"),
     80: ("H100", "H200", "A100-80GB"),
-}
-#: Machines of Hugging Face Jobs, by memory of a GPU in GB and their number; 0 GPUs: a CPU.
-HF_FLAVORS = {
-    0: {0: "cpu-performance"},
-    24: {1: "l4x1", 4: "l4x4", 8: "l40sx8"},
-    40: {1: "l40sx1", 4: "l40sx4", 8: "l40sx8"},
-    80: {1: "a100-large", 2: "h200x2", 4: "a100x4", 8: "a100x8"},
 }
 
 
@@ -79,7 +70,7 @@ def job_file(
         options: how it is to be printed.
 
     Raises:
-        LaunchError: an override holds a secret, or the kind has no such machines.
+        LaunchError: an override holds a secret.
     """
     pairs = zip(overrides, redact_argv(overrides), strict=True)
     secret = next((given for given, shown in pairs if given != shown), "")
@@ -90,25 +81,19 @@ def job_file(
         )
     on_cpu = config.value("vllm.sync_backend") == "gloo"
     nodes, ranks = machines(config)
-    if options.kind == "hfjobs" and (nodes > 1 or ranks > GPUS_OF_A_NODE):
-        raise LaunchError(
-            f"--print hfjobs: a job is one machine with up to {GPUS_OF_A_NODE} GPUs; this recipe "
-            f"needs {nodes} with {ranks} each"
-        )
     size = gpu_memory(config)
     memory, disk, estimate = resources(config, size, nodes, ranks)
     where = relative(run_dir)
-    words = ["python", "-m", "sg_rlhf.train", *builtin_recipes.words(configs)]
-    words += ["--run-dir", where, *overrides]
-    shown = ["sg-rlhf", "train", *words[3:], "--dry-run", *options.words()]
-    gpus, gpu_gb = (0, 0) if on_cpu else (ranks, size)
-    flavors = HF_FLAVORS[gpu_gb]
+    recipe = [*builtin_recipes.words(configs), "--run-dir", where, *overrides]
+    shown = ["sg-rlhf", "launch", options.kind, *recipe, *options.words()]
+    gpus = 0 if on_cpu else ranks
     job = {
         "name": name_of(run_dir.name),
         "recipe": ", ".join(configs),
         "machines": _in_words(nodes, gpus),
         "printed_by": " ".join(shlex.join(shown).split()),
-        "command": shlex.join(words),  # in the folder that the recipe's paths start from
+        # In the folder that the recipe's paths start from.
+        "command": shlex.join(["python", "-m", "sg_rlhf.train", *recipe]),
         "data": data_commands.command_for(config),  # "" if the user must make it
         "files": local_data(config),
         "run_dir": where,
@@ -118,8 +103,6 @@ def job_file(
         "gpus": gpus,  # of each node, as the next ones
         "ranks": ranks,  # GPUs as Ray counts them; without GPUs they are processes
         "gpu_types": () if on_cpu else CLOUD_GPUS[size],
-        "gpu_gb": gpu_gb,
-        "hf_flavor": flavors[min((n for n in flavors if n >= gpus), default=0)],
         "cpus": CORES_BESIDE + (1 if on_cpu else CORES_PER_GPU) * ranks,
         "memory_gib": memory,  # with what is in /dev/shm
         "shared_memory_gib": max(1, math.ceil(SHARED_MEMORY * memory)),
@@ -217,6 +200,5 @@ def relative(path: Path) -> str:
 
 
 def _image(kind: str, flavour: str) -> str:
-    """The default image: Kubernetes and Hugging Face need one, that of our Dockerfiles."""
-    needed = kind in ("kuberay", "hfjobs")
-    return f"sg-rlhf:{sg_rlhf.__version__}-{flavour}" if needed else ""
+    """The default image: Kubernetes needs one, that of our Dockerfiles."""
+    return f"sg-rlhf:{sg_rlhf.__version__}-{flavour}" if kind == "kuberay" else ""

@@ -1,4 +1,4 @@
-"""The options of ``--dry-run --print KIND``, which prints a job file."""
+"""The options of ``sg-rlhf launch``, which a job file takes."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import argparse
 import re
 from dataclasses import dataclass
 
-KINDS = ("sbatch", "kuberay", "skypilot", "dstack", "hfjobs")
+KINDS = ("sbatch", "kuberay", "skypilot")
 #: Option -> the kinds of job file that use it.
 USED_BY = {
     "image": KINDS,
-    "time": ("sbatch", "kuberay", "dstack", "hfjobs"),
+    "time": ("sbatch", "kuberay"),
     "partition": ("sbatch",),
     "account": ("sbatch",),
 }
@@ -50,55 +50,41 @@ class Options:
     def words(self) -> list[str]:
         """The same options as command-line words."""
         given = [(name, getattr(self, name)) for name in USED_BY]
-        return ["--print", self.kind, *(w for k, v in given if v for w in (f"--{k}", v))]
+        return [w for k, v in given if v for w in (f"--{k}", v)]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options as a group."""
-    group = parser.add_argument_group(
-        "job file", "print the run as a job file for a cluster (docs/running.md)"
-    )
-    group.add_argument(
-        "--print",
-        choices=KINDS,
-        metavar="KIND",
-        help=f"with --dry-run: print a job file of this kind: {', '.join(KINDS)}",
-    )
-    group.add_argument(
+    """Add the kind and the options."""
+    parser.add_argument("kind", choices=KINDS, help=", ".join(KINDS))
+    parser.add_argument(
         "--image",
         metavar="NAME",
-        help="container image to run in (default: none; kuberay, hfjobs: our own)",
+        help="container image to run in (default: none; kuberay: our own)",
     )
-    group.add_argument(
+    parser.add_argument(
         "--time",
         metavar="HH:MM:SS",
         help=f"time limit of the job ({', '.join(USED_BY['time'])})",
     )
-    group.add_argument("--partition", metavar="NAME", help="SLURM's partition (sbatch)")
-    group.add_argument("--account", metavar="NAME", help="SLURM's account (sbatch)")
+    parser.add_argument("--partition", metavar="NAME", help="SLURM's partition (sbatch)")
+    parser.add_argument("--account", metavar="NAME", help="SLURM's account (sbatch)")
 
 
-def options_of(arguments: argparse.Namespace) -> Options | None:
-    """The options, checked; None without ``--print``.
+def options_of(arguments: argparse.Namespace) -> Options:
+    """The options, checked.
 
     Raises:
-        LaunchError: an option without ``--print``, or a value that cannot be in a job file.
+        LaunchError: a value that cannot be in this job file.
     """
     given = {name: getattr(arguments, name) for name in USED_BY if getattr(arguments, name)}
-    if not arguments.print:
-        if given:
-            raise LaunchError(f"--{next(iter(given))}: only with --dry-run --print KIND")
-        return None
-    if not arguments.dry_run:
-        raise LaunchError(f"--print {arguments.print}: only with --dry-run")
     for name, value in given.items():
-        if arguments.print not in USED_BY[name]:
-            raise LaunchError(f"--{name} {value}: {arguments.print} has no place for it")
+        if arguments.kind not in USED_BY[name]:
+            raise LaunchError(f"--{name} {value}: {arguments.kind} has no place for it")
         if not re.fullmatch(r"[\w./:@,+-]+", value, re.ASCII):
             raise LaunchError(f"--{name} {value!r}: expected a name without spaces or quotes")
     if "time" in given and not re.fullmatch(r"(\d+-)?\d{1,3}:[0-5]\d:[0-5]\d", given["time"]):
         raise LaunchError(f"--time {given['time']}: expected HH:MM:SS or D-HH:MM:SS")
-    options = Options(kind=arguments.print, **given)
+    options = Options(kind=arguments.kind, **given)
     if options.seconds == 0:  # to SLURM it means no limit, to Kubernetes nothing valid
         raise LaunchError(f"--time {options.time}: expected more than no time")
     return options

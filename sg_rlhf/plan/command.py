@@ -2,7 +2,7 @@
 
 Prints the memory of a GPU in each phase, of a node and on disk, the largest micro-batches that fit,
 and the seconds per rollout step (a roofline model). Default: this machine, or the recipe's hardware
-if this machine has no GPU. The training command's --dry-run prints the same.
+if this machine has no GPU. With the prompts here, also the time of the whole run.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import sys
 from dataclasses import replace
 
 from sg_rlhf.common.argument_types import OneLineParser, positive_float
-from sg_rlhf.config import ConfigError, builtin_recipes
-from sg_rlhf.config.checks import problems
+from sg_rlhf.config import Config, ConfigError, builtin_recipes
+from sg_rlhf.config.checks import input_files, problems
 from sg_rlhf.config.upstream_flags import UpstreamChanged
 from sg_rlhf.data_io import strict_json
 from sg_rlhf.plan.of_recipe import load_for, plan_of
@@ -71,6 +71,7 @@ def main(argv: list[str] | None = None) -> int:
             config,
             hardware=machine,
             why=f"--hardware {arguments.hardware}",
+            rollouts=_rollouts(config),
             assumptions=replace(DEFAULT, response_tokens=tokens),
         )
     except (ConfigError, UpstreamChanged, ValueError) as error:
@@ -87,6 +88,15 @@ def main(argv: list[str] | None = None) -> int:
     for line in problems(config):
         print(f"sg_rlhf.plan: train refuses this recipe: {line}", file=sys.stderr)
     return 0 if plan.memory.fits else 1
+
+
+def _rollouts(config: Config) -> int | None:
+    """Rollout steps of the whole run; None if the prompts are not all here."""
+    prompts = input_files.count_prompts(config)
+    if prompts is None:
+        return None
+    per_epoch = prompts // max(1, config.value("rollout.batch_size"))
+    return per_epoch * config.value("train.num_episodes") or None
 
 
 def _fail(message: str) -> int:

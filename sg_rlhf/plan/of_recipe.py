@@ -10,18 +10,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.config import Config, ConfigError, builtin_recipes, load_config
-from sg_rlhf.data_io import strict_json
 from sg_rlhf.machine.hardware import Hardware, detected, named, of_gpus
 from sg_rlhf.plan.gpu_memory import GIB
 from sg_rlhf.plan.memory import TIGHT, MemoryPlan
 from sg_rlhf.plan.run_shape import RunShape, run_shape
 from sg_rlhf.plan.time import DEFAULT, Assumptions, TimePlan, time_plan
 
-#: In a run directory: what was predicted, beside which `sg_rlhf.report.summary` prints what was
-#: measured.
-PREDICTED = "predicted.json"
 #: vLLM's shares and the largest micro-batches, of training and scoring, that are tried. Beyond
 #: these a micro-batch gains nothing that the estimate knows of.
 UTILIZATIONS = (0.5, 0.6, 0.7, 0.8, 0.85)
@@ -105,15 +100,8 @@ class Plan:
             if value != getattr(before, keys[key])
         )
 
-    def brief(self) -> list[str]:
-        """What a run says of it when it starts: nothing where there is no GPU and it fits."""
-        if not self.memory.fits or self.time is None:
-            verdict = [f"memory plan: {self.memory.verdict()[0]}", *self.memory.verdict()[1:]]
-            return [] if self.memory.fits else verdict
-        return [f"memory plan: {self.memory.verdict()[0]}", self.time.line(self.rollouts)]
-
     def as_json(self) -> dict[str, Any]:
-        """For scripts, and for the run directory."""
+        """For scripts."""
         memory = self.memory
         phases = {
             phase: {
@@ -342,16 +330,3 @@ def load_for(
     except ValueError as error:
         raise ConfigError(f"--hardware {error}") from None
     return fitted(load_config([*files, f"hardware:{hardware}"], tuple(overrides))), machine
-
-
-def write_predicted(plan: Plan | None, run_dir: Path) -> None:
-    """Into the run directory; a run without a plan has no such file.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    file = run_dir / PREDICTED
-    if plan is None:
-        file.unlink(missing_ok=True)
-        return
-    write_whole(file, strict_json.dumps(plan.as_json(), indent=1) + "\n")

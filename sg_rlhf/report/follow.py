@@ -43,7 +43,7 @@ REST = 3.0
 NICENESS = 10
 #: Seconds after which a silent connection gets a comment, so that nothing on the way closes it.
 SILENCE = 15.0
-WATCHED = (*jsonl_log.STEP_FILES, CONFIG, "plan.json", "environment.json", "predicted.json")
+WATCHED = (*jsonl_log.STEP_FILES, CONFIG, "plan.json", "environment.json")
 
 
 class Follower:

@@ -52,7 +52,6 @@ class Run:
     Attributes:
         settings: the resolved configuration, dotted keys; empty without a readable config.yaml.
         config: the same as a checked recipe; None where this version does not take it.
-        predicted: memory and time that were expected; empty where they were not.
         notes: what the reader of the page must know about these files, a sentence each.
     """
 
@@ -66,7 +65,6 @@ class Run:
     config: Config | None = None
     environment: dict[str, Any] = field(default_factory=dict)
     planned: int | None = None
-    predicted: dict[str, Any] = field(default_factory=dict)
     finished: bool = False
     notes: tuple[str, ...] = ()
 
@@ -164,7 +162,6 @@ def read_run(path: Path, *, may_be_empty: bool = False) -> Run:
         config=config,
         environment=json_object(path / "environment.json"),
         planned=json_object(path / "plan.json").get("rollouts"),
-        predicted=json_object(path / "predicted.json"),
         finished=final_checkpoint_complete(path),
         notes=tuple(notes),
     )

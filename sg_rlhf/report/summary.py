@@ -52,7 +52,7 @@ def figures_of(run: Run) -> dict[str, Any]:
     }
     if warning := alerts.nothing_learned(run.metrics):
         summary["warning"] = warning
-    return {**summary, **_not_finite(run), **_planned(run), **_held_out(run)}
+    return {**summary, **_not_finite(run), **_memory(run), **_held_out(run)}
 
 
 def _values(rows: Sequence[Row], key: str) -> list[float]:
@@ -76,24 +76,12 @@ def _not_finite(run: Run) -> dict[str, Any]:
     return {f"nonfinite_{name}": count for name, count in found.items()}
 
 
-#: Metric -> the plan's figure of the same.
-MEASURED = {
-    "memory/device_used_gib": "gpu_memory_gib",
-    "memory/peak_allocated_gib": "policy_allocated_gib",
-}
-
-
-def _planned(run: Run) -> dict[str, Any]:
-    """What was predicted before the run, and of the memory what was measured."""
+def _memory(run: Run) -> dict[str, Any]:
+    """The largest GPU memory that was measured."""
     found: dict[str, Any] = {}
-    seconds = (run.predicted.get("time") or {}).get("seconds")
-    if isinstance(seconds, (int, float)):
-        found["planned_seconds_per_rollout"] = seconds
-    for metric, planned in MEASURED.items():
-        values = [value for _, value in curve(run.metrics, metric)]
-        if values and isinstance(run.predicted.get(planned), (int, float)):
+    for metric in ("memory/device_used_gib", "memory/peak_allocated_gib"):
+        if values := [value for _, value in curve(run.metrics, metric)]:
             found[metric.removeprefix("memory/")] = max(values)
-            found[f"planned_{metric.removeprefix('memory/')}"] = run.predicted[planned]
     return found
 
 
@@ -139,8 +127,7 @@ def render(summary: dict[str, Any], run_dir: Path) -> str:
         f"{shown('grad_norm_std', '.3f')}, max {shown('grad_norm_max', '.3f')}",
         f"  token weight        mean {shown('weight_mean', '.3f')}; "
         f"{shown('zeroed_pos', '.1%')} of positive tokens zeroed by the clip",
-        f"  time                {shown('seconds_per_rollout', '.1f')} s per rollout (median)"
-        + _beside(summary, "planned_seconds_per_rollout", "s"),
+        f"  time                {shown('seconds_per_rollout', '.1f')} s per rollout (median)",
     ]
     if "nonfinite_samples" in summary:
         lines.append(
@@ -149,9 +136,7 @@ def render(summary: dict[str, Any], run_dir: Path) -> str:
         )
     if "device_used_gib" in summary:
         used = f"{summary['device_used_gib']:.1f} GiB of a GPU at most"
-        lines.append(
-            f"  memory              {used}{_beside(summary, 'planned_device_used_gib', 'GiB')}"
-        )
+        lines.append(f"  memory              {used}")
     lines.append(f"  run directory       {run_dir}")
     plots = [file for file in (run_dir / name for name in PLOTS) if file.is_file()]
     lines += [f"  {'' if i else 'plots':<20}{file}" for i, file in enumerate(plots)]
@@ -174,10 +159,6 @@ def text(run_dir: Path) -> str:
         RunError: the directory holds no run.
     """
     return render(figures_of(_read(run_dir)), run_dir)
-
-
-def _beside(summary: dict[str, Any], key: str, unit: str) -> str:
-    return f", planned {summary[key]:.1f} {unit}" if key in summary else ""
 
 
 def main(argv: list[str] | None = None) -> int:

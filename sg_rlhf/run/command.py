@@ -152,7 +152,7 @@ def _run(
         overrides = [*chosen.model_overrides, *chosen.overrides]
         status = train.main([*words, *overrides, *address, *rest], summarise=False)
     signal.signal(signal.SIGTERM, _terminated)  # the training has set its own
-    if status or dry or "--replay" in rest:
+    if status or dry:
         return status
     _module("sg_rlhf.report.summary", chosen.run_dir)
     _module("sg_rlhf.report", chosen.run_dir)

@@ -17,7 +17,9 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
+from sg_rlhf.config import load_config
 from sg_rlhf.config.sg_settings import SGSettings
+from sg_rlhf.plan.of_recipe import plan_of
 from sg_rlhf.run_dir import jsonl_log
 from sg_rlhf.run_dir.final_model import final_checkpoint
 from tests.gpu import random_qwen2
@@ -30,7 +32,7 @@ HASH_REWARD = ROOT / "tests" / "gpu" / "reward_by_hash.py"
 MISMATCH = "sg/mismatch_abs_mean"
 #: Of it, above which a run warns.
 TOLERANCE: float = SGSettings.model_fields["sync_check_tolerance"].default
-#: Of the plan that the run writes, beside its seconds.
+#: Of the recipe's plan, as well as its seconds.
 PREDICTED = ("gpu_memory_gib", "gpu_memory_phase", "policy_allocated_gib", "host_memory_gib")
 PHASES = ("generation", "make_experience", "ppo_train", "broadcast", "step_total")
 
@@ -151,10 +153,10 @@ def check_run(record: Record, run_dir: Path, rollouts: int, mismatch: float = TO
     environment = run_dir / "environment.json"
     if environment.is_file():
         record.figure("engine", json.loads(environment.read_text()).get("engine"))
-    predicted = run_dir / "predicted.json"
-    if predicted.is_file():
-        plan = json.loads(predicted.read_text())
-        time = plan.get("time") or {}
+    planned = plan_of(load_config(run_dir / "config.yaml"), folder=run_dir)
+    if planned is not None:
+        plan = planned.as_json()
+        time = plan["time"] or {}
         record.figure(
             "predicted",
             {key: plan.get(key) for key in PREDICTED}

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sg_rlhf.config import load_config
 from sg_rlhf.plan import host_memory
-from sg_rlhf.plan.of_recipe import PREDICTED
+from sg_rlhf.plan.of_recipe import plan_of
 from sg_rlhf.plan.run_shape import run_shape
 from sg_rlhf.run_dir import jsonl_log
 from sg_rlhf.run_dir.final_model import final_checkpoint
@@ -238,7 +238,7 @@ def test_two_zero3_ranks_two_engines_grpo_and_several_eval_sets(data: Data, tmp_
         "train.micro_batch_size=2", "eval.dataset=null",
     ]  # fmt: skip
     result = train(
-        run_dir, data, *recipe, "sg.eval_at_start=false", "sg.dump_rollout=1",
+        run_dir, data, *recipe, "sg.eval_at_start=false",
         "sg.eval_sets=" + json.dumps([
             {"name": "greedy", "dataset": test_set, "temperature": 0.0},
             {"name": "avg3", "dataset": test_set, "temperature": 1.0, "n_samples_per_prompt": 3,
@@ -258,14 +258,6 @@ def test_two_zero3_ranks_two_engines_grpo_and_several_eval_sets(data: Data, tmp_
     assert "eval_avg3_pass3" in evaluated and "eval_greedy_pass1" in evaluated
     mean = (evaluated["eval_greedy_accuracy"] + evaluated["eval_avg3_accuracy"]) / 2
     assert evaluated["eval_accuracy"] == pytest.approx(mean)
-    dumped = run_dir / "rollouts" / "step_1.pt"
-    replayed = train(tmp_path / "none", data, *recipe, "--replay", str(dumped))
-    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
-    assert not (tmp_path / "none").exists()
-    numbers = {name: values for name, *values in map(str.split, replayed.stdout.splitlines())}
-    steps = jsonl_log.read(run_dir / jsonl_log.OPTIMIZER_STEPS)
-    for name in ("policy_loss", "kl", "actor_grad_norm", "sg/n_tokens", "sg/weight_mean"):
-        assert numbers[name] == [repr(step[name]) for step in steps]
 
 
 def test_usage_errors_exit_2_before_anything_starts(
@@ -288,8 +280,6 @@ def test_usage_errors_exit_2_before_anything_starts(
         ),
         (["rollout.batch_size=5"], ["5 * 4 = 20", "not divisible by train.batch_size=8"]),
         (["actor.adam.lrr=1"], ["did you mean actor.adam.lr?"]),
-        (["--replay", "gone.pt"], ["--replay gone.pt: No such file"]),
-        (["--replay", str(data.folder / "train.jsonl")], ["expected a file of sg.dump_rollout"]),
     ):
         run_dir = tmp_path / "never"
         assert main(command(run_dir, data, *overrides)[3:]) == 2
@@ -306,12 +296,11 @@ def test_zero3_ranks_load_the_checkpoint_undamaged() -> None:
         assert output.splitlines()[-1] == "5 loads, 0 damaged parameters, rotary float32"
 
 
-def test_predicted_beside_measured(trained: Path) -> None:
-    predicted = json.loads((trained / PREDICTED).read_text())
-    assert predicted["fits"] and predicted["time"] is None and predicted["rollouts"] == 4
+def test_a_process_stays_below_the_plans_host_memory(trained: Path) -> None:
+    planned = plan_of(load_config(trained / "config.yaml"), folder=trained)
+    assert planned is not None and planned.memory.fits
     for row in jsonl_log.read(trained / jsonl_log.METRICS):
-        of_one_process = row["memory/peak_rss_gib"]
-        assert 0.2 < of_one_process < predicted["host_memory_gib"]
+        assert 0.2 < row["memory/peak_rss_gib"] < planned.memory.host_gib
 
 
 def test_folders_take_what_the_plan_says(trained: Path) -> None:

@@ -17,6 +17,7 @@ from sg_rlhf.config import load_config
 from sg_rlhf.config.checks.input_files import count_prompts
 from sg_rlhf.config.run_paths import with_absolute_paths, with_run_dir
 from sg_rlhf.doctor.command import main as doctor
+from sg_rlhf.launch.command import main as launch
 from sg_rlhf.launch.submit import main as submit
 from sg_rlhf.overlay.driver.prepare import prepare_run_dir
 from sg_rlhf.overlay.patches import version
@@ -319,10 +320,10 @@ def test_a_run_ends_with_its_summary_and_the_command_for_the_page(
 
 def test_a_wrong_flag_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
-        main(["--config", "x.yaml", "--dry-run", "--print", "slurm"])
+        launch(["slurm", "--config", "x.yaml"])
     assert stopped.value.code == 2
     said = capsys.readouterr().err
-    assert said.startswith("sg_rlhf.train: argument --print: invalid choice: 'slurm'")
+    assert said.startswith("sg_rlhf.launch: argument kind: invalid choice: 'slurm'")
     assert said.count("\n") == 1
 
 

@@ -17,7 +17,6 @@ does each part:
 8. Log the row (``metric_log``); save a checkpoint if due (``controller_state``, ``checkpoints``).
 9. Evaluate if due (``evaluation_loop``, ``evaluation``) and save the best checkpoint.
 
-``rollout_dump`` writes a rollout's experience and trains on it again, for debugging. ``run_start``
-prepares the run directory, ``prompt_dataset`` reads and checks prompts,
+``run_start`` prepares the run directory, ``prompt_dataset`` reads and checks prompts,
 ``wandb_resume`` continues a W&B run. May import every package of the overlay except ``driver``.
 """

@@ -14,6 +14,7 @@ from typing import Any
 import openrlhf.trainer.ppo_trainer as upstream
 import ray
 import transformers
+from openrlhf.trainer.ppo_utils.experience import balance_experiences
 
 from sg_rlhf.algo.advantages import WITHIN_PROMPTS
 from sg_rlhf.config import EvalSet
@@ -22,7 +23,6 @@ from sg_rlhf.overlay.cluster import placement
 from sg_rlhf.overlay.controller import (
     evaluation,
     mixed_scripts,
-    rollout_dump,
     run_start,
     wandb_resume,
 )
@@ -33,6 +33,7 @@ from sg_rlhf.overlay.controller.metric_log import MetricLog
 from sg_rlhf.overlay.controller.rollout_stats import rollout_stats
 from sg_rlhf.overlay.controller.sample_log import SampleLog
 from sg_rlhf.overlay.learner import nonfinite
+from sg_rlhf.overlay.learner.micro_batches import is_balanced
 from sg_rlhf.overlay.reporting import activity, graceful_stop
 from sg_rlhf.overlay.reporting.errors import NonFiniteError, RunStopped, Terminated
 from sg_rlhf.overlay.reporting.timing import PhaseTimer
@@ -227,7 +228,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         with self._engines.trainer_lock:
             experiences = maker.make_experience_batch(rollout_samples)
             with self._clock.section("logging"):
-                stats = self._log_rollout(rollout_samples, experiences, global_step + 1)
+                stats = self._log_rollout(rollout_samples, experiences)
             with self._clock.section("hand_over"):
                 self._send_to_ranks(experiences)
             metrics = self.ppo_train(global_step)
@@ -255,10 +256,8 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         self._global_step = self.samples_generator.step = global_step + 1
         return metrics, self._global_step
 
-    def _log_rollout(
-        self, rollout_samples: list[Any], experiences: list[Any], rollout: int
-    ) -> dict[str, Any]:
-        """Keep samples for ``samples.jsonl``, and dump the rollout if ``sg.dump_rollout`` asks.
+    def _log_rollout(self, rollout_samples: list[Any], experiences: list[Any]) -> dict[str, Any]:
+        """Keep samples for ``samples.jsonl``.
 
         Returns:
             Statistics of the samples by metric name, with ``generated_samples``.
@@ -274,14 +273,11 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
         self._sample_log.collect(
             experiences, version_runs if self._async_config is not None else None
         )
-        if self._run_dir is not None and self._sg.dump_rollout == rollout:
-            ranks = rollout_plan.data_parallel_ranks(self.args)["actor"]
-            reference = self.experience_maker.reference
-            rollout_dump.dump(self._run_dir, rollout, experiences, ranks, reference)
         return stats | {"generated_samples": self._sample_log.example(experiences)}
 
     def _send_to_ranks(self, experiences: list[Any]) -> None:
-        experiences = rollout_dump.in_rank_order(experiences, self.args)
+        if self.args.train.dynamic_batch_enable and not is_balanced(self.args):
+            experiences = balance_experiences(experiences, self.args)
         groups = [g for g in (self.actor_model_group, self.critic_model_group) if g is not None]
         references = []
         for group in groups:

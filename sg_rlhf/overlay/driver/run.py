@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import os
 import signal
 import sys
@@ -19,7 +18,6 @@ from sg_rlhf.common.redaction import redact_text
 from sg_rlhf.config.upstream_flags import UpstreamChanged
 from sg_rlhf.overlay.checkpoints import paths
 from sg_rlhf.overlay.cpu import platform
-from sg_rlhf.overlay.driver import replay
 from sg_rlhf.overlay.fork_server import client as fork_server
 from sg_rlhf.overlay.reporting import graceful_stop
 from sg_rlhf.ray_session import auth_token
@@ -152,15 +150,12 @@ def redirect_output(args: Any) -> Iterator[None]:
 def main(
     args: argparse.Namespace,
     workers: fork_server.ForkServer | None = None,
-    replayed: Path | None = None,
 ) -> int:
     """Train with checked arguments and report how the run ended.
 
     Args:
         args: upstream's namespace with ``sg``.
         workers: see :func:`fork_server_for_cpu`.
-        replayed: a dumped rollout to make one update on, instead of a whole run; its metrics are
-            printed.
 
     Returns:
         The exit status: 0, 2 for bad usage, 1 when the run stopped, 130 interrupted, 143
@@ -178,13 +173,9 @@ def main(
 
     install_signal_handlers()
     try:
-        if replayed is None:
-            train(args, workers)
-            if warning := _nothing_learned(args):
-                print(f"warning: {warning}", file=sys.stderr)
-        else:
-            rows = train(args, workers, functools.partial(replay.update, file=replayed))
-            print(replay.format_table(rows))
+        train(args, workers)
+        if warning := _nothing_learned(args):
+            print(f"warning: {warning}", file=sys.stderr)
     except (UpstreamChanged, ClusterError, UnusablePrompts) as error:
         print(f"error: {as_typed(redact_text(str(error)))}", file=sys.stderr)
         return 2

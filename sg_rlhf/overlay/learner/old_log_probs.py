@@ -54,9 +54,7 @@ class RankOldLogProbs:
         buffer = trainer.replay_buffer
         if all(item.action_log_probs is not None for item in buffer.items):
             return False
-        # A replayed rollout may come from a run that needed none.
-        needs_all = rule_of(trainer.args).of == "all"
-        first_computed = 0 if needs_all or has_train_time_noise(trainer.actor) else 1
+        first_computed = 0 if has_train_time_noise(trainer.actor) else 1
         later_steps = trainer.batching.steps(buffer)[first_computed:]
         later = list(itertools.chain.from_iterable(later_steps))
         trainer.actor.eval()

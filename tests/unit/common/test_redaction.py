@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from sg_rlhf.config import load_config
 from sg_rlhf.config.resume_compatibility import Change
 from sg_rlhf.config.run_paths import with_run_dir
 from sg_rlhf.config.upstream_flags import flags
+from sg_rlhf.launch.command import main as launch
 from sg_rlhf.overlay.driver.arguments import upstream_arguments
 from sg_rlhf.overlay.driver.prepare import prepare_run_dir
 from sg_rlhf.overlay.reporting import error_report, terminal
@@ -104,15 +106,19 @@ def test_the_files_of_a_run_hold_no_secret(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [["sg.search.url=ftp://ann:opensesame@host"], [f"logger.wandb.key=[{KEY}]"],
-     [f"logger.wandb.key=[{KEY}"], ["--print", "sbatch"]],
+    ("command", "wrong"),
+    [(main, ["--dry-run", "sg.search.url=ftp://ann:opensesame@host"]),
+     (main, ["--dry-run", f"logger.wandb.key=[{KEY}]"]),
+     (main, ["--dry-run", f"logger.wandb.key=[{KEY}"]), (launch, ["sbatch"])],
 )  # fmt: skip
 def test_nothing_that_a_command_prints_shows_a_secret(
-    wrong: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    command: Callable[[list[str]], int],
+    wrong: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("SG_PLATFORM", "cpu")
-    status = main(["--config", TINY, "--dry-run", *OVERRIDES, *wrong])
+    status = command([*wrong, "--config", TINY, *OVERRIDES])
     found = capsys.readouterr()
     assert status == 2 and found.err.count("\n") == 1
     assert hides(found.out + found.err)

@@ -1,12 +1,11 @@
-"""`--dry-run --print KIND`: what is printed, that schedulers take it, that nothing else is printed.
+"""`sg-rlhf launch KIND`: what is printed, that schedulers take it, that nothing else is printed.
 
-Of the schemas of KubeRay, SkyPilot and dstack only the fields that we write are here (`schemas/`).
+Of the schemas of KubeRay and SkyPilot only the fields that we write are here (`schemas/`).
 With the whole ones at hand the same files are held to them as well:
 
     kubectl get crd rayjobs.ray.io -o yaml > crd.yaml
     SG_KUBERAY_CRD=crd.yaml pytest tests/unit/launch
     SG_SKYPILOT_PYTHON=/path/to/venv/bin/python pytest tests/unit/launch
-    SG_DSTACK_PYTHON=/path/to/venv/bin/python pytest tests/unit/launch
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ from typing import Any
 
 import pytest
 import yaml
-from huggingface_hub import JobHardware
 from jsonschema import Draft202012Validator
 
 from sg_rlhf.config import load_config
 from sg_rlhf.launch import data_commands, job
-from sg_rlhf.launch.job import HF_FLAVORS
+from sg_rlhf.launch.command import main
+from sg_rlhf.launch.options import KINDS
 from sg_rlhf.machine.hardware import of_gpus
 from sg_rlhf.plan.of_recipe import plan_of
-from sg_rlhf.train import main
+from sg_rlhf.train import main as train
 
 ROOT = Path(__file__).parents[3]
 CONFIGS = ROOT / "configs"
@@ -67,14 +66,14 @@ def in_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def printed(kind: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    assert main(["--config", *words, "--dry-run", "--print", kind]) == 0
+    assert main([kind, "--config", *words]) == 0
     out, err = capsys.readouterr()
     assert not err
     return out
 
 
 def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    assert main(["--config", KK, *words]) == 2
+    assert main([*words, "--config", KK]) == 2
     out, err = capsys.readouterr()
     assert not out and err.count("\n") == 1
     return err
@@ -84,7 +83,7 @@ def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 def test_examples_are_what_their_command_prints(
     path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (command,) = re.findall(r"^#   (sg-rlhf train .*)$", path.read_text(), re.MULTILINE)
+    (command,) = re.findall(r"^#   (sg-rlhf launch .*)$", path.read_text(), re.MULTILINE)
     assert main(shlex.split(command)[2:]) == 0
     again = f"run it again: {command} > {path.relative_to(ROOT)}"
     assert capsys.readouterr().out == path.read_text(), again
@@ -177,40 +176,7 @@ def bash_reads(script: str) -> None:
         assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_dstack_task_has_the_fields_of_its_kind(
-    case: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    task = yaml.safe_load(printed("dstack", [*CASES[case], "--time", "2:00:00"], capsys))
-    schema("dstack").validate(task)
-    assert task.get("nodes", 1) == (2 if "nodes" in case or case == "sif" else 1)
-    assert task["resources"].get("gpu", {}).get("count") == (None if "cpu" in case else 8)
-    assert task["max_duration"] == "7200s"
-    bash_reads(task["commands"][0])
-
-
-@pytest.mark.parametrize("case", ["eight", "cpu", "image", "quotes"])
-def test_hf_itself_takes_the_job(case: str, capsys: pytest.CaptureFixture[str]) -> None:
-    script = printed("hfjobs", [*CASES[case], "--time", "2:00:00"], capsys)
-    bash_reads(script)
-    done = subprocess.run(
-        ["bash", "-s", "--", "--dry-run"], input=script, capture_output=True, text=True,
-        env={**os.environ, "PATH": TOOLS, "HF_HUB_OFFLINE": "1", "HF_TOKEN": ""},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    rows = dict(re.findall(r"^  (\w+) +(.+)$", done.stdout, re.MULTILINE))
-    assert rows["flavor"] == ("cpu-performance" if case == "cpu" else "a100x8")
-    assert rows["timeout"] == "7200s"
-    if case == "image":
-        assert rows["image"] == CASES[case][-1]
-
-
-def test_flavors_are_those_of_hugging_face() -> None:
-    flavors = {flavor for sizes in HF_FLAVORS.values() for flavor in sizes.values()}
-    assert flavors <= {flavor.value for flavor in JobHardware}
-
-
-@pytest.mark.parametrize("kind", ["sbatch", "kuberay", "skypilot", "dstack", "hfjobs"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_runs_the_very_command(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Whatever stands in an override reaches the run as it is, and nothing of it is carried out."""
     text = printed(kind, CASES["quotes"], capsys)
@@ -218,15 +184,8 @@ def test_every_kind_runs_the_very_command(kind: str, capsys: pytest.CaptureFixtu
         (line,) = [x for x in text.splitlines() if "-m sg_rlhf.train" in x and x[:1] != "#"]
         words = shlex.split(line)[1:-1]  # "${inside[@]}" before it, & behind it
     else:
-        if kind == "hfjobs":
-            shell = shlex.split(text, comments=True)[-1]
-        else:
-            document = yaml.safe_load(text)
-            shell = {
-                "skypilot": lambda: document["run"],
-                "kuberay": lambda: document["spec"]["entrypoint"],
-                "dstack": lambda: document["commands"][0],
-            }[kind]()
+        document = yaml.safe_load(text)
+        shell = document["run"] if kind == "skypilot" else document["spec"]["entrypoint"]
         words = shlex.split(shell[shell.rindex("python -m sg_rlhf.train") :])
     run_dir = "runs/kk_grpo_sg_qwen2.5-3b-instruct"
     assert words == [
@@ -235,18 +194,32 @@ def test_every_kind_runs_the_very_command(kind: str, capsys: pytest.CaptureFixtu
 
 
 def test_flags_that_do_not_fit_are_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert refused(["--print", "sbatch"], capsys) == "error: --print sbatch: only with --dry-run\n"
-    assert "--time: only with" in refused(["--dry-run", "--time", "1:00:00"], capsys)
-    job = ["--dry-run", "--print"]
-    assert "no place for it" in refused([*job, "skypilot", "--time", "01:00:00"], capsys)
-    assert "expected HH:MM:SS" in refused([*job, "sbatch", "--time", "24h"], capsys)
-    assert "more than no time" in refused([*job, "sbatch", "--time", "00:00:00"], capsys)
-    assert refused([*job, "kuberay", "actor.num_nodes=0"], capsys) == (
+    assert "no place for it" in refused(["skypilot", "--time", "01:00:00"], capsys)
+    assert "expected HH:MM:SS" in refused(["sbatch", "--time", "24h"], capsys)
+    assert "more than no time" in refused(["sbatch", "--time", "00:00:00"], capsys)
+    assert refused(["kuberay", "actor.num_nodes=0"], capsys) == (
         "error: command line: actor.num_nodes=0: expected 1 or more\n"
     )
-    assert "without spaces" in refused([*job, "sbatch", "--account", "a\n#SBATCH b"], capsys)
-    assert "unknown key" in refused([*job, "sbatch", "actor.nodes=2"], capsys)
-    assert "a job is one machine" in refused([*job, "hfjobs", *TWO_NODES], capsys)
+    assert "without spaces" in refused(["sbatch", "--account", "a\n#SBATCH b"], capsys)
+    assert "unknown key" in refused(["sbatch", "actor.nodes=2"], capsys)
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        (["--dry-run", "--print", "sbatch"], "`sg-rlhf launch sbatch|kuberay|skypilot`"),
+        (["--time=1:00:00"], "`sg-rlhf launch sbatch|kuberay|skypilot`"),
+        (["--replay", "step_1.pt"], "`sg-rlhf measure minibatch-gradients`"),
+    ],
+)
+def test_train_names_the_command_that_has_an_option_now(
+    words: list[str], remedy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        train(["--config", KK, *words])
+    err = capsys.readouterr().err
+    assert ended.value.code == 2 and err.count("\n") == 1
+    assert ": removed, because " in err and remedy in err
 
 
 def test_time_becomes_the_deadline_of_a_rayjob(capsys: pytest.CaptureFixture[str]) -> None:
@@ -282,29 +255,14 @@ def test_the_whole_definition_of_kuberay_takes_it(
     whole_rayjob().validate(yaml.safe_load(printed("kuberay", CASES[case], capsys)))
 
 
-#: Reads a file of this kind with the project's own code.
-READERS = {
-    "skypilot": "import sky; sky.Task.from_yaml_config(yaml.safe_load(sys.stdin))",
-    "dstack": (
-        "from dstack._internal.core.models import configurations as c;"
-        "from dstack._internal.core import services as s;"
-        "task = c.parse_apply_configuration(yaml.safe_load(sys.stdin));"
-        "s.validate_dstack_resource_name(task.name)"
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", READERS)
+@pytest.mark.skipif("SG_SKYPILOT_PYTHON" not in os.environ, reason="SG_SKYPILOT_PYTHON not set")
 @pytest.mark.parametrize("case", CASES)
-def test_the_scheduler_itself_takes_it(
-    kind: str, case: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if not (python := os.environ.get(f"SG_{kind.upper()}_PYTHON")):
-        pytest.skip(f"SG_{kind.upper()}_PYTHON not set")
+def test_skypilot_itself_takes_it(case: str, capsys: pytest.CaptureFixture[str]) -> None:
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    reader = "import sys, yaml, sky; sky.Task.from_yaml_config(yaml.safe_load(sys.stdin))"
     done = subprocess.run(
-        [python, "-c", f"import sys, yaml; {READERS[kind]}"],
-        input=printed(kind, CASES[case], capsys), capture_output=True, text=True,
+        [os.environ["SG_SKYPILOT_PYTHON"], "-c", reader],
+        input=printed("skypilot", CASES[case], capsys), capture_output=True, text=True,
         env=environment,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]

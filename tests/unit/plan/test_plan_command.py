@@ -13,7 +13,6 @@ from sg_rlhf.machine.hardware import named
 from sg_rlhf.plan import of_recipe
 from sg_rlhf.plan.command import main
 from sg_rlhf.tasks.registry import DOMAINS
-from sg_rlhf.train import main as train
 from tests.unit.plan.runs import RECIPE
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -93,35 +92,16 @@ def test_wrong_input_is_one_line(
     assert out == "" and err.count("\n") == 1 and said in err
 
 
-@pytest.mark.parametrize("name", ["kk/grpo_sg_qwen2.5-3b-instruct", "kk/grpo_sg_tiny_cpu"])
-def test_a_dry_run_prints_the_same(
-    name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+def test_the_whole_run_is_counted_where_its_prompts_are_here(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    recipe = str(CONFIGS / f"{name}.yaml")
-    main(["--config", recipe])
-    plan = capsys.readouterr().out.rstrip().splitlines()
-    assert train(["--config", recipe, "--run-dir", str(tmp_path / "run"), "--dry-run"]) == 0
-    printed = capsys.readouterr().out
-    assert "\n".join(f"# {line}".rstrip() for line in plan) in printed
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_dry_run_of_an_unknown_model_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    recipe = str(CONFIGS / "kk/grpo_sg_tiny_cpu.yaml")
-    assert train(["--config", recipe, "--dry-run", "actor.model_name_or_path=some/model"]) == 0
-    assert "# no memory plan: the model's shape is not known here" in capsys.readouterr().out
-
-
-def test_a_run_directory_gets_what_was_predicted(tmp_path: Path) -> None:
-    config, machine = of_recipe.load_for([RECIPE], (), "8xh100")
-    plan = of_recipe.plan_of(config, hardware=machine, why="asked for", rollouts=350)
-    assert plan is not None
-    of_recipe.write_predicted(plan, tmp_path)
-    found = json.loads((tmp_path / of_recipe.PREDICTED).read_text())
-    assert found["rollouts"] == 350 and found["time"]["seconds"] > 0
-    assert found["gpu_memory_gib"] == pytest.approx(plan.memory.peak_gib, abs=0.01)
-    of_recipe.write_predicted(None, tmp_path)
-    assert not (tmp_path / of_recipe.PREDICTED).exists()
+    data = tmp_path / "train.jsonl"
+    data.write_text('{"input": "a", "answer": "b"}\n' * 900)
+    words = ["--config", RECIPE, "--hardware", "8xh100", "--json", "rollout.batch_size=100"]
+    main([*words, f"data.prompt_dataset={data}", "train.num_episodes=2"])
+    assert json.loads(capsys.readouterr().out)["rollouts"] == 18
+    main([*words, "data.prompt_dataset=org/set"])
+    assert json.loads(capsys.readouterr().out)["rollouts"] is None
 
 
 def test_every_shipped_recipe_has_a_plan_and_fits_where_it_belongs() -> None:

@@ -127,34 +127,18 @@ def test_a_spike_is_three_times_the_running_median() -> None:
     assert spikes([5.0, 0.1, 0.1]) == []
 
 
-def test_what_was_planned_is_beside_what_was_measured(
+def test_the_largest_memory_of_a_gpu_is_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_run(tmp_path)
-    assert ", planned " not in summary.render(summary.figures_of(read_run(tmp_path)), tmp_path)
-    predicted = {"time": {"seconds": 4.0}, "gpu_memory_gib": 50.0, "policy_allocated_gib": 40.0}
-    (tmp_path / "predicted.json").write_text(json.dumps(predicted))
-    jsonl_log.append(
-        tmp_path / jsonl_log.METRICS,
-        [
-            {
-                "global_step": 13,
-                "rollout/reward_mean": 1.3,
-                "timing/step_total": 5.0,
-                "memory/device_used_gib": 51.5,
-                "memory/peak_allocated_gib": 39.0,
-            }
-        ],
-    )
+    assert "memory" not in summary.render(summary.figures_of(read_run(tmp_path)), tmp_path)
+    used = {"memory/device_used_gib": 51.5, "memory/peak_allocated_gib": 39.0}
+    rows = [{"global_step": 13, **used}, {"global_step": 14, **dict.fromkeys(used, 1.0)}]
+    jsonl_log.append(tmp_path / jsonl_log.METRICS, rows)
     assert summary.main([str(tmp_path)]) == 0
-    out = capsys.readouterr().out
-    assert "5.0 s per rollout (median), planned 4.0 s" in out
-    assert "51.5 GiB of a GPU at most, planned 50.0 GiB" in out
+    assert "51.5 GiB of a GPU at most" in capsys.readouterr().out
     figures = json.loads((tmp_path / "summary.json").read_text())
-    assert (figures["peak_allocated_gib"], figures["planned_peak_allocated_gib"]) == (39.0, 40.0)
-    # A plan for a machine without GPUs has no time and no GPU.
-    (tmp_path / "predicted.json").write_text('{"time": null, "gpu_memory_gib": null}')
-    assert ", planned " not in summary.render(summary.figures_of(read_run(tmp_path)), tmp_path)
+    assert (figures["device_used_gib"], figures["peak_allocated_gib"]) == (51.5, 39.0)
 
 
 @pytest.mark.parametrize("adapters", [False, True])

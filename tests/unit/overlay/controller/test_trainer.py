@@ -72,7 +72,6 @@ def trainer(prompts: int = 10, **sg: Any) -> Any:
         engine_restarts=3,
         wandb="disabled",
         trackio=False,
-        dump_rollout=None,
         sync_check_tolerance=0.05,
         max_staleness=1,
         **{"engine_log_probs": True} | sg,

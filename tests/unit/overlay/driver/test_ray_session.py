@@ -1,4 +1,4 @@
-"""What the driver prepares: the environment of workers, the model of a revision, a replay."""
+"""What the driver prepares: the environment of workers, the model of a revision."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 from huggingface_hub import constants
 from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
 from ray.runtime_env.runtime_env import _merge_runtime_env
@@ -18,7 +17,7 @@ from ray.runtime_env.runtime_env import _merge_runtime_env
 from sg_rlhf.common import home
 from sg_rlhf.config import load_config
 from sg_rlhf.config.checks.input_files import token_counter
-from sg_rlhf.overlay.driver import model_revision, ray_session, replay
+from sg_rlhf.overlay.driver import model_revision, ray_session
 from sg_rlhf.overlay.driver.arguments import UsageError, upstream_arguments
 from sg_rlhf.overlay.settings import worker_settings
 from sg_rlhf.overlay.settings.worker_settings import WorkerSettings
@@ -190,28 +189,3 @@ def test_what_cannot_be_loaded_is_one_line(folder: Path, words: list[str], said:
     with pytest.raises(UsageError, match=said) as caught:
         pinned(*words)
     assert str(caught.value).startswith("sg.model_revision=") and "\n" not in str(caught.value)
-
-
-# -- What `sg-rlhf train --replay FILE` refuses, and what it prints ------------------------------
-
-
-REPLAY_RECIPE = Path(__file__).parents[4] / "configs" / "kk" / "grpo_sg_tiny_cpu.yaml"
-
-
-def test_a_rollout_of_more_ranks_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SG_PLATFORM", "cpu")
-    file = tmp_path / "step_1.pt"
-    torch.save({"step": 1, "ranks": 2, "experiences": []}, file)
-    args = upstream_arguments(load_config(REPLAY_RECIPE))
-    with pytest.raises(UsageError, match="its run had 2 policy ranks and this recipe has 1"):
-        replay.read(args, file)
-
-
-def test_the_table_has_a_column_per_step_and_every_digit() -> None:
-    rows = [{"kl": 0.1 + 0.2, "n": 3}, {"kl": 0.0, "n": 4}]
-    lines = replay.format_table(rows).splitlines()
-    assert [line.split() for line in lines] == [
-        ["step", "1", "step", "2"], ["kl", "0.30000000000000004", "0.0"], ["n", "3", "4"],
-    ]  # fmt: skip

@@ -105,18 +105,6 @@ def test_the_update_is_the_same_bit_for_bit(name: str, batches: list[str], epoch
         assert row == other
 
 
-@pytest.mark.parametrize("name", ["lopti", "ar_lopti", "grpo_sg_normalized"])
-def test_what_reads_old_log_probs_before_the_update_computes_those_that_a_dump_lacks(
-    name: str,
-) -> None:
-    """``--replay`` of a run that needed none; lopti ended in an AttributeError."""
-    args = arguments(name, TWO_STEPS)
-    assert old_log_probs.rule_of(args).of == "all"
-    _, expected, _ = trained(args, skip=False)
-    _, found, _ = trained(args, skip=True)
-    assert torch.equal(found.table, expected.table)
-
-
 def test_the_samples_of_the_first_step_are_computed_once() -> None:
     args = arguments("grpo_sg", TWO_STEPS)
     _, actor, status = trained(args, skip=True)

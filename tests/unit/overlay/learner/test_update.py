@@ -446,5 +446,5 @@ def test_nothing_is_trained_on_samples_of_other_weights(algorithm: str, correcti
     with pytest.raises(SyncError, match=r"before optimizer step 1 .* by 18\..* on average"):
         trained(arguments(algorithm, *overrides), actor=actor, engines=[], change=garble)
     assert torch.equal(actor.table, before) and actor.model.global_steps == 0
-    trained(arguments(algorithm, *overrides), actor=actor, change=garble)  # replayed
+    trained(arguments(algorithm, *overrides), actor=actor, change=garble)  # no engines
     assert actor.model.global_steps > 0
