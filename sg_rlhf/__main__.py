@@ -45,6 +45,11 @@ COMMANDS = {
         main="sg_rlhf.run.command",
         extra="plots",
     ),
+    "launch": Command(
+        "print the job file of a recipe for SLURM, KubeRay or SkyPilot",
+        "sg_rlhf.launch",
+        main="sg_rlhf.launch.command",
+    ),
     "recipes": Command(
         "list the shipped recipes: models, algorithms and hardware", "sg_rlhf.config.recipe_listing"
     ),
@@ -90,11 +95,6 @@ COMMANDS = {
         "estimate whether a recipe fits on a machine, and how long a rollout step takes",
         "sg_rlhf.plan",
         main="sg_rlhf.plan.command",
-    ),
-    "launch": Command(
-        "print the job file of a recipe for SLURM, KubeRay or SkyPilot",
-        "sg_rlhf.launch",
-        main="sg_rlhf.launch.command",
     ),
     "study": Command(
         "train every cell of a study, and write tables and pictures",

@@ -9,6 +9,21 @@ from collections.abc import Sequence
 
 #: Key -> reason and remedy.
 KEYS: dict[str, str] = {
+    "sg.batch_invariant": "no result used vLLM's batch-invariant kernels; set "
+    "VLLM_BATCH_INVARIANT=1 in the environment",
+    "sg.check_trained": "every run checks its first optimizer step; freeze tensors that should not "
+    "be trained",
+    "sg.contradicting_labels": "rows with the same prompt and another label are always kept, with "
+    "a remark; remove the key",
+    "sg.engine_log_probs": "the engine always returns them; remove the key",
+    "sg.eval_at_end": "a run with held-out prompts always evaluates at its end; for none set "
+    "eval.dataset=null",
+    "sg.max_nonfinite": "it is always 3; remove the key",
+    "sg.rotary_fp32": "rotary frequencies are always float32, as in vLLM; remove the key",
+    "sg.skip_old_log_probs": "the pass is always skipped where the update gives the same numbers; "
+    "remove the key",
+    "sg.truncated_sampling": "rollout.top_p below 1 is always refused; set rollout.top_p=1",
+    "sg.uncorrected": "samples of an older policy always need a correction; set sg.correction=tis",
     "sg.dump_rollout": "no command reads the file; samples.jsonl has tokens, log-probs and weights "
     "of sg.samples_per_step responses",
 }

@@ -23,11 +23,11 @@ FILE = "started_with.json"
 #: Settings that change rounding alone (how log-probs are computed, how weights are sent), and
 #: those that decide when a run stops.
 NUMERICS_ONLY = (
-    "sg.fused_logprobs", "sg.skip_old_log_probs", "sg.share_prompts", "sg.weight_sync",
-    "sg.sync_bucket_mb", "sg.sync_timeout", "sg.check_trained", "sg.grace_seconds",
+    "sg.fused_logprobs", "sg.share_prompts", "sg.weight_sync",
+    "sg.sync_bucket_mb", "sg.sync_timeout", "sg.grace_seconds",
     "sg.cluster_wait", "sg.engine_start_timeout", "sg.collective_timeout",
-    "sg.engine_timeout", "sg.engine_restarts", "sg.on_nonfinite", "sg.max_nonfinite",
-    "sg.trust_remote_code", "sg.contradicting_labels", "sg.engine_log_probs",
+    "sg.engine_timeout", "sg.engine_restarts", "sg.on_nonfinite",
+    "sg.trust_remote_code",
     "sg.engine_args",
 )  # fmt: skip
 #: Keys, or patterns of them, that may change: places, layout, what is logged and when. Of

@@ -84,7 +84,6 @@ class SGSettings(BaseModel):
     )
     run_dir: str | None = Field(None, description="where metrics, samples and plots are written")
     eval_at_start: bool = Field(True, description="evaluate before the first update")
-    eval_at_end: bool = Field(True, description="evaluate after the last update")
     eval_sets: list[EvalSet] = Field(
         [],
         description="held-out sets with settings of their own, instead of eval.dataset: "
@@ -167,11 +166,6 @@ class SGSettings(BaseModel):
         "request up to train.async_queue_size rollouts ahead, and drop tokens that are too old "
         "(train.partial_rollout_enable)",
     )
-    uncorrected: Literal["refuse", "keep"] = Field(
-        "refuse",
-        description="samples of an older policy without a correction (sg.correction); keep: train "
-        "on them as if the current policy had sampled them",
-    )
     correction: Literal["tis", "mis", "icepop"] | None = Field(
         None,
         description="correction for the mismatch of trainer and engine: tis limits a token's "
@@ -184,39 +178,10 @@ class SGSettings(BaseModel):
         description="coefficient of a KL (k3) to the policy that sampled, by the engine's "
         "log-probs; an addition to the loss that needs no reference model",
     )
-    engine_log_probs: bool = Field(
-        True,
-        description="have the engine return the log-probs that it sampled by, and log how far the "
-        "trainer's are from them (sg/mismatch_*)",
-    )
-    truncated_sampling: Literal["refuse", "keep"] = Field(
-        "refuse",
-        description="rollout.top_p below 1 samples from another policy than the one that is "
-        "trained; keep: train on it anyway; sg/mismatch_* shows the difference",
-    )
-    batch_invariant: bool = Field(
-        False,
-        description="vLLM's batch-invariant kernels (CUDA, compute capability 8.0 or more): a "
-        "token's log-prob does not depend on the rest of its batch; slower",
-    )
-    check_trained: bool = Field(
-        True,
-        description="stop after the first optimizer step if it did not train every trainable "
-        "tensor",
-    )
     on_nonfinite: Literal["stop", "skip"] = Field(
         "stop",
         description="on NaN or infinity: stop the run before the optimizer step, or skip the "
         "step or the sample and continue",
-    )
-    max_nonfinite: int = Field(
-        3,
-        ge=1,
-        description="on_nonfinite=skip: optimizer steps in a row that may be skipped; one more "
-        "stops the run",
-    )
-    rotary_fp32: bool = Field(
-        True, description="keep rotary frequencies in float32 under ZeRO-3, as vLLM has them"
     )
     fused_logprobs: bool = Field(
         True, description="log-probs of the policy and the reference without full logits"
@@ -230,15 +195,6 @@ class SGSettings(BaseModel):
         "balanced",
         description="balanced: samples are assigned to ranks and micro-batches by length; "
         "upstream: in the order of the rollout, shuffled on each rank",
-    )
-    skip_old_log_probs: bool = Field(
-        True,
-        description="skip the forward pass for old log-probs where the update's own pass gives "
-        "them; false: for no sample, as upstream",
-    )
-    contradicting_labels: Literal["refuse", "keep"] = Field(
-        "refuse",
-        description="rows with the same prompt and another label; keep: train on them as they are",
     )
     chat_template_kwargs: dict[str, Any] = Field(
         {},

@@ -55,7 +55,6 @@ class PromptIndex:
         rows: number of rows.
         repeated: number of rows that repeat an earlier prompt and label.
         first_repeated: locations of the earlier row and the first that repeats it.
-        keep: count a prompt that has another label, instead of raising an error.
         contradicting: number of rows whose prompt occurred with another label.
         first_contradicting: locations of the earlier row and the first that contradicts it.
         numbers: number of numeric labels.
@@ -66,7 +65,6 @@ class PromptIndex:
     rows: int = 0
     repeated: int = 0
     first_repeated: tuple[str, str] = ("", "")
-    keep: bool = False
     contradicting: int = 0
     first_contradicting: tuple[str, str] = ("", "")
     numbers: int = 0
@@ -101,28 +99,18 @@ class PromptIndex:
         self.first_number = self.first_number if self.first_number[0] else (place, text)
 
     def add(self, prompt: Any, label: Any, images: Any, place: str) -> None:
-        """Add one row.
-
-        Raises:
-            DataError: an earlier row has the same prompt with another label.
-        """
+        """Add one row."""
         self.rows += 1
         key, answer = _digest(prompt, images), _digest(label)
         known, known_answer = self.prompts.setdefault(key, (place, answer))
         if known == place:
             return
-        if known_answer != answer and self.keep:
+        if known_answer != answer:
             self.contradicting += 1
             self.first_contradicting = (
                 self.first_contradicting if self.first_contradicting[0] else (known, place)
             )
             return
-        if known_answer != answer:
-            raise DataError(
-                f"{place}: the prompt of {known} with another label, {truncate(label, 60)}: "
-                "a response cannot be right by both; keep one of the two rows, or "
-                "sg.contradicting_labels=keep"
-            )
         self.repeated += 1
         if not self.first_repeated[0]:
             self.first_repeated = known, place

@@ -169,7 +169,7 @@ def read_questions(
     fields = PromptSchema(input_key, label_key, chat=True, label_fault=reward.label_fault)
     try:
         rows = list(rows_of(str(path), "train", fields))
-        for _ in checked(rows, fields, PromptIndex(keep=True)):
+        for _ in checked(rows, fields, PromptIndex()):
             pass
     except ValueError as error:
         said = str(error)

@@ -47,7 +47,7 @@ class Run:
         self.checkpoints = self.folder / "checkpoints" / "deepspeed" / "_actor"
         self._command = command(
             self.folder, data, f"ckpt.save_steps={EVERY}", f"train.num_episodes={ROLLOUTS // 2}",
-            "sg.eval_at_start=false", "sg.eval_at_end=true", "eval.steps=-1",
+            "sg.eval_at_start=false", "eval.steps=-1",
             f"ckpt.max_num={KEPT}", "ckpt.save_hf=true", "sg.wandb=auto",
         )  # fmt: skip
 

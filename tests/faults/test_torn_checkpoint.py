@@ -15,7 +15,7 @@ __all__ = ["data"]  # the fixture
 
 pytestmark = [pytest.mark.integration, pytest.mark.full]
 
-QUIET = ["sg.eval_at_start=false", "sg.eval_at_end=false", "eval.steps=-1"]
+QUIET = ["eval.dataset=null"]
 
 
 def alter(checkpoint: Path) -> str:

@@ -26,7 +26,7 @@ ROLLOUTS, KILLED_AFTER = 6, 2
 OVERRIDES = (
     "rollout.batch_size=4", "rollout.n_samples_per_prompt=4", "rollout.micro_batch_size=8",
     "train.batch_size=8", "train.micro_batch_size=4", "data.max_samples=8",
-    f"train.num_episodes={ROLLOUTS // 2}", "eval.steps=-1", "sg.eval_at_end=false",
+    f"train.num_episodes={ROLLOUTS // 2}", "eval.dataset=null",
     "sg.wandb=disabled", "sg.samples_per_step=16",
 )  # fmt: skip
 #: What differs between two runs of the same seeds.
@@ -81,7 +81,6 @@ def train(work: Path, name: str, port: int, outage: float | None) -> dict[str, A
                     sys.executable, "-m", "sg_rlhf.train", "--config", RECIPE,
                     "--run-dir", run_dir, *OVERRIDES, f"sg.search.url=http://127.0.0.1:{port}/retrieve",
                     f"data.prompt_dataset={work / 'data' / 'train.jsonl'}",
-                    f"eval.dataset={work / 'data' / 'test.jsonl'}",
                 ],
                 cwd=ROOT, env=environment(), stdout=output, stderr=output,
             )  # fmt: skip

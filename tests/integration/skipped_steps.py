@@ -26,7 +26,7 @@ from non_finite_gradient import MICRO_BATCH, give_back_nan
 
 from sg_rlhf.overlay.learner import micro_batches, nonfinite
 
-BOUND = 2
+BOUND = nonfinite.MAX_IN_A_ROW = 2
 
 
 class Run:
@@ -38,7 +38,7 @@ class Run:
             recipe,
             [
                 f"ds.zero_stage={stage}", "actor.adam.lr=0.001", "actor.adam.betas=[0.9,0.999]",
-                "sg.on_nonfinite=skip", f"sg.max_nonfinite={BOUND}",
+                "sg.on_nonfinite=skip",
             ],
             MICRO_BATCH,
         )  # fmt: skip

@@ -24,7 +24,7 @@ def reward_func(queries, prompts, labels):
         found |= {{"rewards": float("nan"), "scores": float("nan")}}
     return found
 """
-NO_EVALUATION = ["sg.eval_at_start=false", "sg.eval_at_end=false", "eval.steps=100"]
+NO_EVALUATION = ["sg.eval_at_start=false", "eval.dataset=null"]
 
 
 def reward(folder: Path, where: str) -> str:
@@ -62,14 +62,14 @@ def test_a_run_goes_on_without_them(data: Data, tmp_path: Path) -> None:
 def test_a_run_without_any_finite_reward_stops(data: Data, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     result = train(
-        run_dir, data, "sg.on_nonfinite=skip", "sg.max_nonfinite=1", *NO_EVALUATION,
+        run_dir, data, "sg.on_nonfinite=skip", *NO_EVALUATION,
         "algo.dynamic_filtering_enable=false", reward(tmp_path, "True"),
     )  # fmt: skip
     assert result.returncode == 1
     (line,) = [one for one in result.stderr.splitlines() if one.startswith("stopped: ")]
-    assert "1 optimizer steps in a row were skipped before it (sg.max_nonfinite=1" in line
+    assert "3 optimizer steps in a row were skipped before it (their prompts: " in line
     rows = jsonl_log.read(run_dir / jsonl_log.NONFINITE)
-    assert [row["optimizer_step"] for row in rows] == [None, 1, 2]
+    assert [row["optimizer_step"] for row in rows] == [None, 1, 2, None, 3, 4]
     assert rows[0]["left_out"] == 16
 
 

@@ -56,7 +56,6 @@ def test_every_value_of_table_6(data: str) -> None:
     assert sg.sg == SGSettings(
         weighting={"type": "grpo_sg", **published.parameters()},
         eval_sets=grpo.sg.eval_sets,
-        contradicting_labels="keep",
     )
     settings = {s.name: (s.temperature, s.n_samples_per_prompt) for s in grpo.sg.eval_sets}
     assert settings == {"math500": (0.0, 1), "amc": (1.0, 16), "aime": (1.0, 16)}

@@ -170,7 +170,7 @@ def check_prompts(config: Config, sets: list[PromptSet] | None = None) -> list[s
     trained: PromptIndex | None = None
     tokens = functools.cache(lambda: token_counter(config))
     for prompts in prompt_sets(config) if sets is None else sets:
-        seen = PromptIndex(keep=config.sg.contradicting_labels == "keep")
+        seen = PromptIndex()
         try:
             for name in prompts.names:
                 _check_set(name, prompts, fields, seen, tokens)

@@ -154,11 +154,10 @@ def check_engines(value: Value) -> None:
             "vllm.sync_with_ray=true: not with sg.weight_sync=buckets; set it to false, or "
             "sg.weight_sync=upstream"
         )
-    if value("rollout.top_p") < 1 and value("sg.truncated_sampling") == "refuse":
+    if value("rollout.top_p") < 1:
         raise ValueError(
             f"rollout.top_p={value('rollout.top_p'):g}: the engine would renormalise, "
-            "and the trainer's log-probs would not match; set it to 1, or "
-            "sg.truncated_sampling=keep"
+            "and the trainer's log-probs would not match; set it to 1"
         )
     if value("ds.lora.rank") > 0:
         _check_lora(value)
@@ -216,9 +215,9 @@ def check_async(value: Value) -> None:
     loss = value("actor.policy_loss_type")
     takes_correction = loss in POLICY_LOSS_TYPES or loss == "ppo"
     corrected = value("algo.advantage.is_correction_level") != "off" and takes_correction
-    if bound > 0 and not corrected and value("sg.uncorrected") == "refuse":
+    if bound > 0 and not corrected:
         raise ValueError(
             f"train.async_enable=true: samples are up to sg.max_staleness={bound} updates "
             "old, and no correction is on: set sg.correction=tis (with a loss that takes it), or "
-            "sg.uncorrected=keep to train on them as they are"
+            "sg.max_staleness=0"
         )

@@ -93,7 +93,6 @@ def _readers(value: Callable[[str], Any]) -> list[tuple[str, bool]]:
     shards = value("ds.ring_attn_size") * value("ds.tensor_parallel_size")
     ours = value("actor.policy_loss_type") in POLICY_LOSS_TYPES
     return [
-        ("sg.skip_old_log_probs=false", not value("sg.skip_old_log_probs")),
         (
             "the KL is in the reward (algo.kl.use_loss=false)",
             value("algo.kl.init_coef") > 0 and not value("algo.kl.use_loss"),

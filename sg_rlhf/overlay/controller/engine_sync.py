@@ -64,7 +64,7 @@ class EngineSync:
         every = self._args.sg.sync_check_every
         if self._syncs % every == 0 if every else self._syncs == 1:
             return log_prob_check.CHECKED_SEQUENCES
-        return log_prob_check.PROBE_SEQUENCES if log_prob_check.needs_probe(self._args) else 0
+        return log_prob_check.PROBE_SEQUENCES if log_prob_check.is_stale(self._args) else 0
 
     def check(self, batch: log_prob_check.CheckBatch, sequences: int) -> dict[str, float]:
         """Compare log-probs of engines and trainer; metrics ``sync/...``.

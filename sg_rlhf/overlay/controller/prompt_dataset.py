@@ -107,8 +107,7 @@ class PromptDataset(Upstream):
         """Read as upstream does. The error of a row is kept for :meth:`check`."""
         self._args = strategy.args
         fields = _schema(self._args.data)
-        keep = self._args.sg.contradicting_labels == "keep"
-        self._row_error = dataset.error or _row_error(dataset, fields, PromptIndex(keep=keep))
+        self._row_error = dataset.error or _row_error(dataset, fields, PromptIndex())
         templated = tokenizer
         if self._args.sg.chat_template_kwargs:
             try:

@@ -171,8 +171,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
                 f"rollout.batch_size={self.args.rollout.batch_size} of {self._plan.prompts} "
                 "prompts in every epoch"
             )
-        if self._sg.eval_at_end:
-            self._evaluation.run(self._global_step)
+        self._evaluation.run(self._global_step)
 
     def _rate_remarks(self) -> list[str]:
         rank = self.actor_model_group._actor_handlers[0]

@@ -157,8 +157,6 @@ def check_platform(args: Any) -> None:
             raise UnsupportedHere("; ".join(problems))
         return
     problems = platform.unsupported_settings(value)
-    if args.sg.batch_invariant:
-        problems.append("sg.batch_invariant=true: vLLM has such kernels for CUDA; use false")
     if problems:
         raise UnsupportedHere(
             "; ".join(problems) + " (no CUDA here; SG_PLATFORM=cuda if the cluster's nodes have it)"

@@ -134,8 +134,6 @@ def worker_variables(args: Any, on_cpu: bool) -> dict[str, str]:
         variables["DS_SKIP_CUDA_CHECK"] = os.environ.get("DS_SKIP_CUDA_CHECK", "1")
     if home.replaced():  # on other machines too
         variables |= {"HOME": home.replaced(), home.VARIABLE: home.replaced()}
-    if args.sg.batch_invariant:
-        variables["VLLM_BATCH_INVARIANT"] = "1"
     job = json.loads(os.environ.get(RAY_JOB_CONFIG_JSON_ENV_VAR) or "{}")
     from_job = (job.get("runtime_env") or {}).get("env_vars") or {}
     return {name: value for name, value in variables.items() if name not in from_job}

@@ -7,7 +7,7 @@ there are three levels:
   (:mod:`sg_rlhf.overlay.learner.sample_mask`);
 - an optimizer step whose loss or gradient is not finite on any rank is skipped on all ranks, by
   DeepSpeed (:class:`RankSkips`);
-- more skipped steps in a row than ``sg.max_nonfinite`` stop the run.
+- more skipped steps in a row than ``MAX_IN_A_ROW`` stop the run.
 
 Each skipped step and each cause of masked samples is a row of ``nonfinite.jsonl``:
 
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 #: In a rank's status: rows of ``nonfinite.jsonl``, and why the run stops.
 ROWS, STOP = "sg_nonfinite", "sg_stop"
 SKIPPED_STEPS, MASKED_SAMPLES = "nonfinite/skipped_steps", "nonfinite/samples"
+#: Optimizer steps in a row that may be skipped; one more stops the run.
+MAX_IN_A_ROW = 3
 
 
 def check_log_probs(model: str, log_probs: Tensor, mask: Tensor, prompt: str) -> None:
@@ -217,7 +219,6 @@ class RankSkips:
     ) -> None:
         self._faults, self._scheduler = faults, scheduler
         self._group_size = args.rollout.n_samples_per_prompt
-        self._max_in_a_row = args.sg.max_nonfinite
         self._has_loss_scale = args.ds.param_dtype == "fp16"
         self._failed: Tensor | None = None  # whether the present micro-batch's loss is not finite
         self._in_a_row = 0
@@ -296,7 +297,7 @@ class RankSkips:
             steps to find its loss scale.
 
         Raises:
-            TooManySkips: one more in a row than ``sg.max_nonfinite``.
+            TooManySkips: one more in a row than ``MAX_IN_A_ROW``.
         """
         local = (self._messages, self._suspects, self._step_prompts)
         self._messages, self._suspects, self._step_prompts = [], [], []
@@ -322,10 +323,10 @@ class RankSkips:
             "in_a_row": self._in_a_row,
         }
         self._rows.append(row)
-        if self._in_a_row > self._max_in_a_row:
+        if self._in_a_row > MAX_IN_A_ROW:
             raise TooManySkips(
-                f"{message}; {self._max_in_a_row} optimizer steps in a row were skipped before it "
-                f"(sg.max_nonfinite={self._max_in_a_row}; their prompts: {jsonl_log.NONFINITE})"
+                f"{message}; {MAX_IN_A_ROW} optimizer steps in a row were skipped before it "
+                f"(their prompts: {jsonl_log.NONFINITE})"
             )
 
     def pop_rows(self) -> dict[str, Any]:

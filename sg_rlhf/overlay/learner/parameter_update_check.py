@@ -126,8 +126,7 @@ def evaluate(names: Sequence[str], reports: Sequence[TensorReport]) -> list[str]
         )
         raise FrozenError(
             f"the first optimizer step did not train {count} of {len(names)} tensors: "
-            f"{'; '.join(lines)}; freeze tensors that should not be trained, or set "
-            "sg.check_trained=false to train the rest"
+            f"{'; '.join(lines)}; freeze tensors that should not be trained"
         )
     remarks = {
         "its module did not run": [n for n, r in pairs if not (r.forward_ran or r.has_grad)],

@@ -95,10 +95,8 @@ class SGActorPPOTrainer(SyncTrainer):
         if self.args.sg.on_nonfinite == "skip":
             self.skips = nonfinite.RankSkips(self.args, self._faults, self.actor_scheduler)
             self.skips.spoil_gradients_of(self.actor.model.module)
-        self._first_step = (
+        self._first_step: parameter_update_check.UpdateWatch | None = (
             parameter_update_check.UpdateWatch(self.actor.model.module, self.actor_optim)
-            if self.args.sg.check_trained
-            else None
         )
 
     def _new_log(self) -> UpdateLog:

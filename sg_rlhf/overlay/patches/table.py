@@ -36,10 +36,6 @@ def _with_gpus() -> bool:
     return not platform.is_cpu()
 
 
-def _rotary_fp32() -> bool:
-    return worker_settings.current().rotary_fp32
-
-
 def _fused_log_probs() -> bool:
     return worker_settings.current().fused_log_probs
 
@@ -138,7 +134,7 @@ PATCHES = (
     Patch("openrlhf.models.actor", "Actor.__init__",
           f"{_OURS}.model.rotary:with_float32_frequencies",
           "ZeRO-3 loads rotary frequencies in bf16, another model than the one that samples",
-          when=_rotary_fp32, wraps=True),
+          wraps=True),
     Patch("openrlhf.models.actor", "Actor.forward",
           f"{_OURS}.model.log_prob_head:forward_without_logits",
           "float32 logits of every token take half of a GPU's memory at 3B and 7B",

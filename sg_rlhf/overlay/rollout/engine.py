@@ -95,9 +95,8 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
             gpu = vllm_settings.first_gpu()
             kwargs = vllm_settings.cuda_settings(gpu.gib if gpu else 0.0) | kwargs
         kwargs = vllm_settings.engine_settings_here() | kwargs | settings.engine_args
-        if settings.engine_log_probs:
-            # After temperature and top-p, as upstream asks for them where it corrects with them.
-            kwargs |= {"logprobs_mode": "processed_logprobs", "max_logprobs": 1}
+        # After temperature and top-p, as upstream asks for them where it corrects with them.
+        kwargs |= {"logprobs_mode": "processed_logprobs", "max_logprobs": 1}
         kwargs["disable_log_stats"] = True  # nobody reads vLLM's own
         self._expects_reward = bool(remote_rm_url)
         self._instance_id = uuid.uuid4().hex

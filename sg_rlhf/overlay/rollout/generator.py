@@ -25,7 +25,6 @@ from sg_rlhf.overlay.rollout.async_buffer import (
 )
 from sg_rlhf.overlay.rollout.dispatch import RolloutDispatcher
 from sg_rlhf.overlay.rollout.engine_pool import EnginePool
-from sg_rlhf.overlay.settings import worker_settings
 from sg_rlhf.run_dir import timing_keys
 
 #: Prompts of an evaluation that are sent to the engines at a time. vLLM queues what does not fit.
@@ -239,10 +238,6 @@ class SGSamplesGenerator(upstream.SamplesGenerator):
         """
         if not rows:
             return
-        wants_log_probs = (
-            self.args.algo.advantage.is_correction_level != "off"
-            or worker_settings.needs_engine_log_probs(self.args)
-        )
         sampling_params = SamplingParams(
             temperature=kw.get("temperature", 1.0),
             top_p=kw.get("top_p", 1.0),
@@ -251,7 +246,7 @@ class SGSamplesGenerator(upstream.SamplesGenerator):
             # Above 0 the engine masks the tokens that end a response; the trainer does not.
             min_tokens=0,
             skip_special_tokens=kw.get("skip_special_tokens", False),
-            logprobs=1 if wants_log_probs else None,
+            logprobs=1,
         )
         prompts = [
             {

@@ -28,8 +28,6 @@ class WorkerSettings:
     Attributes:
         fused_log_probs: compute log-probs without logits (``actor.fused_logprobs``).
         share_prompts: a packed row holds each prompt once (``sg.share_prompts``).
-        rotary_fp32: keep rotary frequencies in float32 (``sg.rotary_fp32``).
-        engine_log_probs: the engine returns the log-probs that it sampled by.
         skip_nonfinite: mask a sample whose reward is not finite instead of stopping the run
             (``sg.on_nonfinite=skip``).
         engine_start_timeout: seconds for all engines to start (``sg.engine_start_timeout``).
@@ -41,8 +39,6 @@ class WorkerSettings:
 
     fused_log_probs: bool = True
     share_prompts: bool = False
-    rotary_fp32: bool = True
-    engine_log_probs: bool = False
     skip_nonfinite: bool = False
     engine_start_timeout: float = 1800.0
     param_dtype: str = "bf16"
@@ -61,8 +57,6 @@ class WorkerSettings:
         return cls(
             fused_log_probs=uses_fused_log_probs(args),
             share_prompts=shares_prompts(args),
-            rotary_fp32=args.sg.rotary_fp32,
-            engine_log_probs=needs_engine_log_probs(args),
             skip_nonfinite=args.sg.on_nonfinite == "skip",
             engine_start_timeout=args.sg.engine_start_timeout,
             param_dtype=args.ds.param_dtype,
@@ -116,13 +110,3 @@ def shares_prompts(args: Any) -> bool:
     """
     packed = args.ds.packing_samples and args.ds.attn_implementation == VARLEN
     return bool(args.sg.share_prompts and packed and uses_fused_log_probs(args))
-
-
-def needs_engine_log_probs(args: Any) -> bool:
-    """Whether a run reads the engine's log-probs, with or without upstream's correction.
-
-    Every run does by default (``sg.engine_log_probs``), to log how far engine and trainer differ.
-    A token weighting (``probability: engine``) and ``sg.kl_to_engine`` may read them too.
-    """
-    in_weights = args.sg.weighting.get("probability") == "engine"
-    return bool(args.sg.engine_log_probs or args.sg.kl_to_engine or in_weights)

@@ -25,22 +25,13 @@ CHECKED_SEQUENCES = 16
 CheckBatch = Sequence[tuple[list[int], list[bool]]]
 #: Metric of a rollout: mean of abs(trainer's - engine's log-prob) of its tokens.
 MISMATCH = "sg/mismatch_abs_mean"
-#: Sequences of the check after each sync of a run whose samples show nothing (:func:`needs_probe`).
+#: Sequences of the check after each sync of a run whose samples show nothing (:func:`is_stale`).
 PROBE_SEQUENCES = 2
 #: A rollout's mismatch stops the run from this many tolerances on. Rounding may grow over a long
 #: run and only warns; engines with other weights were 5 tolerances off (zeroed ones, tiny model).
 STOP_AT = 4
 #: A mean mismatch in nats that stops every run: neither rounding nor a few updates give as much.
 ABSOLUTE_LIMIT = 1.0
-
-
-def needs_probe(args: Any) -> bool:
-    """Whether a run's samples may not show other weights, so that each sync is checked.
-
-    Samples of older weights differ from the trainer's by intent. ``sg.engine_log_probs=false``
-    leaves none to compare.
-    """
-    return is_stale(args) or not args.sg.engine_log_probs
 
 
 def is_stale(args: Any) -> bool:

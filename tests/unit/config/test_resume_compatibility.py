@@ -49,7 +49,6 @@ def start(run_dir: Path, data: Path, *overrides: str, allowed: tuple[str, ...] =
         ("train.seed=7", "train.seed: was 42, now 7"),
         ("actor.entropy_coef=0.01", "actor.entropy_coef: was 0.0, now 0.01"),
         ("critic.adam.lr=1e-3", "critic.adam.lr: was "),  # upstream's default before
-        ("sg.rotary_fp32=false", "sg.rotary_fp32: was True, now False"),
     ],
 )
 def test_what_changes_the_mathematics_is_refused_by_name(
@@ -118,7 +117,7 @@ def test_a_refusal_stays_short_and_names_the_way_out_of_the_training_scripts(
     [
         "eval.steps=3", "ckpt.save_steps=7", "sg.verbose=true", "vllm.num_engines=2",
         "train.micro_batch_size=16", "actor.num_gpus_per_node=2",
-        "sg.share_prompts=false", "sg.on_nonfinite=skip", "sg.max_nonfinite=5",
+        "sg.share_prompts=false", "sg.on_nonfinite=skip",
     ],
 )  # fmt: skip
 def test_places_and_layout_may_change(run_dir: Path, data: Path, override: str) -> None:

@@ -131,7 +131,7 @@ def test_the_largest_memory_of_a_gpu_is_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_run(tmp_path)
-    assert "memory" not in summary.render(summary.figures_of(read_run(tmp_path)), tmp_path)
+    assert "of a GPU" not in summary.render(summary.figures_of(read_run(tmp_path)), tmp_path)
     used = {"memory/device_used_gib": 51.5, "memory/peak_allocated_gib": 39.0}
     rows = [{"global_step": 13, **used}, {"global_step": 14, **dict.fromkeys(used, 1.0)}]
     jsonl_log.append(tmp_path / jsonl_log.METRICS, rows)

@@ -117,7 +117,6 @@ def parse(*overrides: str, recipe: Path = PAPER) -> Any:
     "more",
     [
         "sg.correction=icepop",
-        "sg.uncorrected=keep",
         "sg.max_staleness=0",
         "sg.correction=tis rollout.vllm_generate_batch_size=128",
         "sg.correction=tis vllm.num_engines=3",  # they have accelerators of their own

@@ -88,10 +88,6 @@ ROWS: dict[str, tuple[str, bytes, str]] = {
     "unreadable gold": (
         "a.jsonl", GOOD + row("x", "no"), "row 17: answer: reference answer line 'no'",
     ),
-    "contradiction": (
-        "a.jsonl", GOOD + row("a puzzle 3", "(1) Zoey is a knave"),
-        "a.jsonl: row 4 with another label, '(1) Zoey is a knave'",
-    ),
     "no JSON": ("a.jsonl", GOOD + b"{\n", "row 17: not JSON"),
     "no object": ("a.jsonl", GOOD + b"[1]\n", "row 17: [1], expected an object with 'input'"),
     "NaN": ("a.jsonl", GOOD + b'{"input": NaN}\n', "NaN is no number of JSON"),
@@ -210,16 +206,12 @@ def test_a_terminal_shows_how_far_the_check_of_the_prompts_is(
     assert f"counting tokens of {tmp_path}/long.jsonl:   0%|" in shown
 
 
-def test_contradictions_are_kept_where_a_recipe_asks_for_them(tmp_path: Path) -> None:
+def test_contradictions_are_kept_with_a_remark(tmp_path: Path) -> None:
     """As of the published mathematics data, 11 of whose 10,000 rows are such."""
     (tmp_path / "a.jsonl").write_bytes(GOOD + row("a puzzle 3", "(1) Zoey is a knave") * 2)
     given = [f"data.prompt_dataset={tmp_path}/a.jsonl", "eval.dataset=null"]
-    (remark,) = input_files.check_prompts(
-        load_config(TINY, [*given, "sg.contradicting_labels=keep"])
-    )
+    (remark,) = input_files.check_prompts(load_config(TINY, given))
     assert "2 of 18 rows have an earlier prompt with another label (first: " in remark
-    recipe = load_config(ROOT / "configs" / "math" / "grpo_sg_dsr_qwen2.5-7b.yaml")
-    assert recipe.sg.contradicting_labels == "keep"
 
 
 def test_a_bad_row_ends_the_command_before_anything_is_written(

@@ -26,7 +26,6 @@ def rule(*overrides: str, algorithm: str | None = None) -> OldLogProbRule:
 @pytest.mark.parametrize(
     ("overrides", "key"),
     [
-        (["sg.skip_old_log_probs=false"], "sg.skip_old_log_probs=false"),
         (["algo.kl.use_loss=false", "algo.kl.estimator=k3"], "algo.kl.use_loss=false"),
         (["sg.weighting.normalize=batch_mean"], "batch_mean"),
         (["algo.advantage.is_correction_level=token"], "is_correction_level=token"),

@@ -46,7 +46,7 @@ def strategy_of(names: str, label: str = "answer") -> Any:
     )  # fmt: skip
     args = SimpleNamespace(
         data=data, rollout=SimpleNamespace(max_new_tokens=256),
-        sg=SimpleNamespace(contradicting_labels="refuse", chat_template_kwargs={}), use_ms=False,
+        sg=SimpleNamespace(chat_template_kwargs={}), use_ms=False,
     )  # fmt: skip
     return SimpleNamespace(args=args, is_rank_0=lambda: False, print=lambda *given: None)
 

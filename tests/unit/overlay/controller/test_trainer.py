@@ -74,7 +74,7 @@ def trainer(prompts: int = 10, **sg: Any) -> Any:
         trackio=False,
         sync_check_tolerance=0.05,
         max_staleness=1,
-        **{"engine_log_probs": True} | sg,
+        **sg,
     )
     made.vllm_engines = []
     made.actor_model_group = made.reference_model_group = None
@@ -217,14 +217,13 @@ def test_a_run_that_stopped_says_when_and_how_to_go_on(
         (1, "", [(1, 16, 1.0), (2, 16, 1.0), (3, 16, 1.0), (4, 16, 1.0)]),
         (2, "", [(2, 16, 1.0), (4, 16, 1.0)]),
         (0, "older weights", [(1, 16, 1.0), (2, 2, 4.0), (3, 2, 4.0), (4, 2, 4.0)]),
-        (2, "no log-probs", [(1, 2, 4.0), (2, 16, 1.0), (3, 2, 4.0), (4, 16, 1.0)]),
     ],
 )
 def test_a_resumed_run_checks_the_syncs_that_follow_a_rollout(
     monkeypatch: pytest.MonkeyPatch, every: int, probes: str, checked: list[Any]
 ) -> None:
     """Number, sequences, and how many tolerances pass. Some samples cannot show other weights."""
-    made = trainer(sync_check_every=every, engine_log_probs=probes != "no log-probs")
+    made = trainer(sync_check_every=every)
     made.args.train.async_enable = probes == "older weights"
     found: list[Any] = []
 
@@ -255,7 +254,7 @@ def stopped_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def start(step: int, evaluated: list[int]) -> tuple[list[tuple[int, bool]], list[Any]]:
         rows = [{"global_step": s, "again": False} for s in evaluated]
         jsonl_log.append(tmp_path / jsonl_log.EVALUATIONS, rows)
-        made, saved = trainer(eval_at_start=True, eval_at_end=True), []
+        made, saved = trainer(eval_at_start=True), []
         log_to(made, tmp_path)
         made._evaluation._loader = [1]
         states = {

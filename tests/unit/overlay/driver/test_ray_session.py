@@ -27,17 +27,14 @@ from sg_rlhf.overlay.settings.worker_settings import WorkerSettings
 
 ARGS = SimpleNamespace(
     sg=SimpleNamespace(
-        rotary_fp32=True,
         fused_logprobs=True,
         share_prompts=False,
         domains={},
         engine_args={},
         weighting={},
-        engine_log_probs=True,
         engine_start_timeout=60.0,
         on_nonfinite="skip",
         trust_remote_code=[],
-        batch_invariant=False,
         run_dir=None,
     ),
     ds=SimpleNamespace(
@@ -103,7 +100,6 @@ def test_a_worker_reads_the_settings_of_the_run(
     for name, value in ray_session.worker_variables(args, True).items():
         monkeypatch.setenv(name, value)
     assert worker_settings.current() == WorkerSettings(
-        engine_log_probs=True,
         skip_nonfinite=True,
         engine_start_timeout=60.0,
         param_dtype="fp16",
@@ -118,13 +114,6 @@ def test_the_workers_get_the_folder_that_stands_for_home(monkeypatch: pytest.Mon
     assert "HOME" not in ray_session.worker_variables(ARGS, True)
     monkeypatch.setenv(home.VARIABLE, "/tmp/mine")
     assert ray_session.worker_variables(ARGS, True)["HOME"] == "/tmp/mine"
-
-
-def test_batch_invariant_kernels_are_asked_for_by_a_variable() -> None:
-    args = copy.deepcopy(ARGS)
-    assert "VLLM_BATCH_INVARIANT" not in ray_session.worker_variables(args, False)
-    args.sg.batch_invariant = True
-    assert ray_session.worker_variables(args, False)["VLLM_BATCH_INVARIANT"] == "1"
 
 
 # -- `sg.model_revision`: the commit's folder in the hub's cache replaces the model's id ---------

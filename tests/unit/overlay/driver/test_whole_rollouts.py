@@ -69,7 +69,7 @@ class Generator(SGSamplesGenerator):
         args = SimpleNamespace(
             rollout=SimpleNamespace(batch_size=BATCH, n_samples_per_prompt=RESPONSES),
             train=SimpleNamespace(seed=42),
-            sg=SimpleNamespace(weighting={}, engine_log_probs=True),
+            sg=SimpleNamespace(),
             vllm=SimpleNamespace(enable_sleep=False),
             algo=SimpleNamespace(
                 advantage=SimpleNamespace(is_correction_level="off"),

@@ -111,7 +111,6 @@ def arguments(algorithm: str, *overrides: str) -> Any:
         f"rollout.batch_size={RESPONSES}", "rollout.n_samples_per_prompt=1",
         "rollout.micro_batch_size=1",
         "algo.dynamic_filtering_enable=false", "algo.advantage.estimator=reinforce",
-        "sg.check_trained=false",  # its optimizer is none of DeepSpeed's
     ]  # fmt: skip
     return upstream_arguments(load_config(recipes, [*settings, *overrides]))
 
@@ -170,11 +169,13 @@ def policy_trainer(
     strategy: Strategy, actor: Table, optimizer: Optimizer | None = None
 ) -> SGActorPPOTrainer:
     """The trainer of one rank."""
-    return SGActorPPOTrainer(
+    trainer = SGActorPPOTrainer(
         strategy, actor, ema_model=None, actor_optim=optimizer or Optimizer(),
         actor_scheduler=SimpleNamespace(get_last_lr=lambda: [0.1]),
         micro_train_batch_size=MICRO_BATCH, dataloader_pin_memory=False,
     )  # fmt: skip
+    trainer._first_step = None  # its optimizer is none of DeepSpeed's
+    return trainer
 
 
 def trained(

@@ -55,7 +55,7 @@ def read(
         input_key=input_key, label_key=label_key, apply_chat_template=apply_template,
         image_key="images", prompt_dataset="org/set", max_len=max_len,
     )  # fmt: skip
-    sg = SimpleNamespace(contradicting_labels="refuse", chat_template_kwargs=kwargs or {})
+    sg = SimpleNamespace(chat_template_kwargs=kwargs or {})
     args = SimpleNamespace(data=data, rollout=SimpleNamespace(max_new_tokens=256), sg=sg)
     strategy = SimpleNamespace(args=args, is_rank_0=lambda: False)
     placed = PromptRows((f"org/set: row {number}", row) for number, row in enumerate(rows, 1))
@@ -255,8 +255,6 @@ def test_an_evaluation_gives_the_model_the_ids_that_training_gave_it(
     [
         ([{"input": "x", "answer": None}], 4096, "org/set: row 1: answer: missing or empty"),
         ([{"other": "x", "answer": "y"}], 4096, "org/set: row 1: input: missing"),
-        ([{"input": "x", "answer": "y"}, {"input": "x", "answer": "z"}], 4096,
-         "org/set: row 2: the prompt of org/set: row 1 with another label"),
         ([{"input": "x", "answer": "y"}, {"input": "knave " * 90, "answer": "z"}], 300,
          "org/set: row 2: the prompt has"),
     ],
