@@ -43,7 +43,7 @@ def train(data: Path, rollouts: int, run_dir: Path, more: tuple[str, ...]) -> li
         f"rollout.batch_size={PROMPTS}", f"rollout.max_new_tokens={MOST_TOKENS}",
         "reward.remote_url=null", f"train.agent_func_path={agent.__file__}",
         "eval.dataset=null", "eval.steps=-1", "ckpt.save_steps=-1", "sg.correction=tis",
-        "sg.sync_check_every=0", *more,
+        *more,
     ]  # fmt: skip
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:

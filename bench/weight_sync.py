@@ -74,7 +74,7 @@ class Trainer:
                 enable_prefix_caching=False, sync_backend="nccl" if on_gpu else "gloo",
             ),
             ds=SimpleNamespace(zero_stage=2, tensor_parallel_size=1),
-            sg=SimpleNamespace(weight_sync="buckets", sync_bucket_mb=512, sync_timeout=0.0),
+            sg=SimpleNamespace(),
         )  # fmt: skip
         self.strategy = SimpleNamespace(args=self.args)
         self.actor = SimpleNamespace(model=SimpleNamespace(module=self.module), is_vlm=False)
@@ -102,6 +102,7 @@ class Trainer:
         """Seconds of a sync in upstream's way (None) or in buckets of this size."""
         from openrlhf.trainer.ray.ppo_actor import ActorPPOTrainer
 
+        from sg_rlhf.config.derived import weight_sync
         from sg_rlhf.overlay.weight_sync.sender import WeightSync
 
         started = time.perf_counter()
@@ -112,7 +113,7 @@ class Trainer:
             )
             upstreams.broadcast_to_vllm(self)
         else:
-            self.args.sg.sync_bucket_mb = bucket_mb
+            weight_sync.BUCKET_MIB[self.args.vllm.sync_backend] = bucket_mb
             WeightSync(self).send()
         return time.perf_counter() - started
 

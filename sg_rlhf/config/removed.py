@@ -9,6 +9,16 @@ from collections.abc import Sequence
 
 #: Key -> reason and remedy.
 KEYS: dict[str, str] = {
+    "sg.cluster_wait": "a run always waits up to 1,800 s for the machines of a cluster; the same "
+    "command waits again",
+    "sg.engine_start_timeout": "it is six times sg.engine_timeout, and at least 1,800 s; set "
+    "sg.engine_timeout",
+    "sg.grace_seconds": "it is always 240; remove the key",
+    "sg.sync_bucket_mb": "it is 64 over gloo and 512 over nccl; remove the key",
+    "sg.sync_check_every": "the first weight sync is checked, and sg/mismatch_* shows every "
+    "rollout; remove the key",
+    "sg.sync_timeout": "it is 120 s and 10 more per GB of weights; remove the key",
+    "sg.weight_sync": "weights are always sent in buckets; remove the key",
     "sg.batch_invariant": "no result used vLLM's batch-invariant kernels; set "
     "VLLM_BATCH_INVARIANT=1 in the environment",
     "sg.check_trained": "every run checks its first optimizer step; freeze tensors that should not "

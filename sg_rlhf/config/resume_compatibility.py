@@ -23,9 +23,7 @@ FILE = "started_with.json"
 #: Settings that change rounding alone (how log-probs are computed, how weights are sent), and
 #: those that decide when a run stops.
 NUMERICS_ONLY = (
-    "sg.fused_logprobs", "sg.share_prompts", "sg.weight_sync",
-    "sg.sync_bucket_mb", "sg.sync_timeout", "sg.grace_seconds",
-    "sg.cluster_wait", "sg.engine_start_timeout", "sg.collective_timeout",
+    "sg.fused_logprobs", "sg.share_prompts", "sg.collective_timeout",
     "sg.engine_timeout", "sg.engine_restarts", "sg.on_nonfinite",
     "sg.trust_remote_code",
     "sg.engine_args",

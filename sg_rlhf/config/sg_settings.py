@@ -93,13 +93,6 @@ class SGSettings(BaseModel):
     samples_per_prompt: int = Field(
         2, ge=1, description="of these, responses to the same prompt, to compare them"
     )
-    sync_check_every: int = Field(
-        0,
-        ge=0,
-        description="compare engine and trainer log-probs after every Nth weight sync; "
-        "0 checks only the first. With samples of older weights, or without engine_log_probs, "
-        "two sequences check every other sync, at four times the tolerance",
-    )
     sync_check_tolerance: float = Field(
         0.05,
         gt=0,
@@ -107,46 +100,17 @@ class SGSettings(BaseModel):
         "checked sync. A rollout above it warns. Before its update, four times that stops the "
         "run; 1 nat does in any mode",
     )
-    weight_sync: Literal["buckets", "upstream"] = Field(
-        "buckets",
-        description="send weights to the engines in checked buckets, or tensor by tensor as "
-        "upstream does",
-    )
-    sync_bucket_mb: int = Field(
-        512, ge=1, description="MiB of weights that weight_sync=buckets sends at a time"
-    )
-    sync_timeout: float = Field(
-        0.0,
-        ge=0.0,
-        description="seconds after which a weight sync in buckets stops the run; "
-        "0: 120 and 10 more per GB of weights",
-    )
-    grace_seconds: float = Field(
-        240.0,
-        ge=0.0,
-        description="how long SIGTERM waits for the rollout's end and a checkpoint",
-    )
-    cluster_wait: float = Field(
-        1800.0,
-        ge=0.0,
-        description="seconds that a run which joins a cluster (RAY_ADDRESS, ray job submit) waits "
-        "for its GPUs there before it stops",
-    )
-    engine_start_timeout: float = Field(
-        1800.0,
-        gt=0.0,
-        description="seconds for all engines to load the model and start, a download included",
-    )
     collective_timeout: float = Field(
         2400.0,
         gt=0.0,
         description="seconds that a rank waits for the others in NCCL or gloo before the run "
-        "stops; longer than sg.engine_start_timeout, as ranks wait there for engines",
+        "stops; longer than the engines may take to start, as ranks wait there for them",
     )
     engine_timeout: float = Field(
         300.0,
         ge=0.0,
-        description="seconds without a sign of life that end an engine; 0: never",
+        description="seconds without a sign of life that end an engine; 0: never. An engine has "
+        "six times as long to start, and at least 1,800 s",
     )
     engine_restarts: int = Field(
         3,

@@ -28,6 +28,7 @@ from sg_rlhf.common.text import single_line
 from sg_rlhf.config import Config, ConfigError, builtin_recipes, load_config, run_paths
 from sg_rlhf.config.checks import input_files
 from sg_rlhf.plan.of_recipe import fitted
+from sg_rlhf.run_dir import GRACE_SECONDS
 
 #: Never uploaded, as well as what .gitignore and .rayignore name; Ray's own default.
 EXCLUDED = [".git", ".venv", "venv", "__pycache__"]
@@ -179,9 +180,9 @@ def command(
     return f"exec {shlex.join([*words, *overrides])}"
 
 
-def runtime_env(config: Config, package: Package) -> dict[str, Any]:
+def runtime_env(package: Package) -> dict[str, Any]:
     """Ray's runtime environment of the job."""
-    wait = math.ceil(config.sg.grace_seconds) + BESIDE_GRACE_SECONDS
+    wait = math.ceil(GRACE_SECONDS) + BESIDE_GRACE_SECONDS
     variables = {"RAY_JOB_STOP_WAIT_TIME_S": str(wait), "PYTHONUNBUFFERED": "1"}
     variables |= {name: os.environ[name] for name in HANDED_ON if name in os.environ}
     variables |= network_variables()
@@ -334,7 +335,7 @@ def submit(arguments: Any) -> int:
                     [*arguments.overrides, *(f"{k}={v}" for k, v in overrides.items())],
                     arguments.python,
                 ),
-                runtime_env=runtime_env(config, package),
+                runtime_env=runtime_env(package),
             )  # fmt: skip
         except Exception as error:  # the client's own, bare ones
             raise SubmitError(f"{arguments.address}: {single_line(error)}") from None

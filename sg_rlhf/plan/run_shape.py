@@ -14,6 +14,7 @@ from sg_rlhf.config.derived.log_probs import (
     fused_log_probs_supported,
     old_log_prob_rule,
 )
+from sg_rlhf.config.derived.weight_sync import bucket_bytes, uses_buckets
 from sg_rlhf.plan.shapes import ModelShape, shape_of
 
 #: full: logits of every token in float32, as upstream has them. fused: log-probs from the hidden
@@ -53,7 +54,7 @@ class RunShape:
     eager_engines: bool = _key("vllm.enforce_eager")
     prefix_caching: bool = _key("vllm.enable_prefix_caching")
     sync_backend: str = _key("vllm.sync_backend")
-    sync_bucket: int  # sg.sync_bucket_mb, bytes; 0 in upstream's loop
+    sync_bucket: int  # bytes; 0 in upstream's loop
     samples_ahead: bool  # engines sample while the policy trains
 
     # models on the trainer's GPUs and their host
@@ -209,8 +210,7 @@ def _logits(config: Config, model: ModelShape) -> Logits:
 
 
 def _sync_bucket(config: Config) -> int:
-    in_buckets = config.sg.weight_sync == "buckets" and config.value("ds.tensor_parallel_size") <= 1
-    return config.sg.sync_bucket_mb * 2**20 if in_buckets else 0
+    return bucket_bytes(config.value) if uses_buckets(config.value) else 0
 
 
 def _turns(config: Config) -> int:

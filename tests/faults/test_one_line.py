@@ -261,7 +261,7 @@ def test_an_engine_that_fails_early_leaves_no_rank_waiting(
     (tmp_path / "reward.py").write_text(REWARD.format(fault=fault))
     status, lines = ends(
         tmp_path, data, "actor.num_gpus_per_node=2", "ref.num_gpus_per_node=2",
-        "vllm.num_engines=2", f"reward.remote_url={tmp_path / 'reward.py'}", "sg.sync_timeout=40",
+        "vllm.num_engines=2", f"reward.remote_url={tmp_path / 'reward.py'}",
     )  # fmt: skip
     assert status == 1 and lines[-1].startswith(line), lines[-3:]
     expected = "RuntimeError: a bucket did not fit" if fault == "first sync" else "core was killed"
@@ -283,7 +283,7 @@ def test_an_engine_with_other_weights_ends_the_run_before_its_samples_are_traine
     (tmp_path / "reward.py").write_text(REWARD.format(fault="garbled"))
     status, lines = ends(
         tmp_path, data, f"reward.remote_url={tmp_path / 'reward.py'}", "train.num_episodes=9",
-        "sg.sync_check_every=0", "sg.eval_at_start=false", *overrides,
+        "sg.eval_at_start=false", *overrides,
     )  # fmt: skip
     assert status == 1 and lines[-1].startswith(f"stopped: {line}"), lines[-3:]
     assert "the engine has other weights than the trainer" in lines[-1]

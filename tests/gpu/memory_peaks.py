@@ -189,8 +189,7 @@ def _sender(run_shape: RunShape, actor: Any) -> Any:
 
     args = SimpleNamespace(
         ds=SimpleNamespace(zero_stage=run_shape.zero_stage),
-        vllm=SimpleNamespace(enable_prefix_caching=False),
-        sg=SimpleNamespace(sync_bucket_mb=run_shape.sync_bucket >> 20, sync_timeout=0.0),
+        vllm=SimpleNamespace(enable_prefix_caching=False, sync_backend="nccl"),
     )
     strategy = SimpleNamespace(args=args)
     return NoEngines(SimpleNamespace(strategy=strategy, use_cuda_ipc=False, actor=actor))

@@ -77,7 +77,7 @@ def train_arguments(
     files = [part for config in configs for part in ("--config", str(config))]
     return [
         "-m", "sg_rlhf.train", *files, "--run-dir", str(run_dir),
-        "sg.wandb=disabled", "sg.sync_check_every=1", "ckpt.save_steps=1000", "ckpt.save_hf=false",
+        "sg.wandb=disabled", "ckpt.save_steps=1000", "ckpt.save_hf=false",
         *overrides,
     ]  # fmt: skip
 
@@ -129,7 +129,7 @@ def check_run(record: Record, run_dir: Path, rollouts: int, mismatch: float = TO
     record.check("rollouts", len(rows) == rollouts, len(rows), rollouts)
     differences = [row.get("sync/log_prob_diff_mean", math.nan) for row in rows]
     checked = [x for x in differences if math.isfinite(x)]
-    record.check("every weight sync was checked", len(checked) == rollouts, len(checked), rollouts)
+    record.check("the first weight sync was checked", len(checked) == 1, len(checked), 1)
     # What stops a run is sg.sync_check_tolerance; this is the figure that it looks at.
     record.figure("sync_log_prob_diff_mean", checked)
     # At sampling, after the engine's sleep.

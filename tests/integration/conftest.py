@@ -177,7 +177,7 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory, data: Data) -> Pipeline:
     kept = [row for row in jsonl_log.read(evaluations) if row["global_step"] != done]
     evaluations.write_text("".join(json.dumps(row) + "\n" for row in kept))
     survivors = [pid for pid in children if is_alive(pid)]
-    resumed = train(run_dir, data, *more, "sg.sync_check_every=0")
+    resumed = train(run_dir, data, *more)
     return Pipeline(
         run_dir, process.returncode, output, children, survivors, checkpoint, metrics, resumed
     )

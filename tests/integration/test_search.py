@@ -179,7 +179,7 @@ def test_metrics_of_every_rollout(stopped: Stopped) -> None:
         assert row["searches"] > 0 and row["search_seconds"] > 0
         assert row["retrieval_failures"] == 0
         assert row["answer_retrieved"] <= row["answered"] and row["turns"] >= 1
-        assert row["sync/log_prob_diff_mean"] < 0.05
+        assert row["sg/mismatch_abs_mean"] < 0.05
         # Tokens that the search engine wrote are not in the response.
         assert (
             row["rollout/response_length_mean"] + row["observation_tokens"] <= row["total_length"]

@@ -79,7 +79,7 @@ def test_who_waits_for_a_core_that_dies_hears_of_it(found: Any) -> None:
 def test_a_stopped_engine_ends_the_sync_at_its_deadline(found: Any) -> None:
     line = found["messages"]["stopped"]
     assert "weight sync: engine 0 did not take bucket 1 of 2 (model.embed" in line
-    assert " within 3 s: stopped, " in line and "sg.sync_timeout" in line and "\n" not in line
+    assert " within 3 s: stopped, " in line and "\n" not in line
     assert found["seconds"]["stopped"] > 2.9
 
 

@@ -15,6 +15,7 @@ has made the long imports already.
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
 import signal
@@ -38,7 +39,7 @@ from sg_rlhf.overlay.reporting.errors import SyncError  # noqa: E402
 from sg_rlhf.overlay.rollout.engine import SGRolloutActor  # noqa: E402
 from sg_rlhf.overlay.rollout.engine_pool import is_engine_failure  # noqa: E402
 from sg_rlhf.overlay.settings import worker_settings  # noqa: E402
-from sg_rlhf.overlay.weight_sync import log_prob_check  # noqa: E402
+from sg_rlhf.overlay.weight_sync import log_prob_check, sender  # noqa: E402
 
 MODEL = ROOT / "sg_rlhf" / "tiny" / "kk_tiny"
 DEADLINE = 3.0
@@ -90,7 +91,7 @@ class Trainer(bench.Trainer):
         return [self.own_log_probs(ids) for ids in sequences]
 
     def outcome(self, deadline: float, damage_bucket: int | None = None) -> tuple[str, float]:
-        self.args.sg.sync_timeout = deadline
+        sender.BASE_SECONDS, sender.BYTES_PER_SECOND = deadline, math.inf
         group = self._model_update_group
         honest, sent = group.start_broadcast, []
 

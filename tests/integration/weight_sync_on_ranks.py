@@ -21,6 +21,7 @@ import deepspeed
 import torch
 from transformers.core_model_loading import revert_weight_conversion
 
+from sg_rlhf.config.derived import weight_sync
 from sg_rlhf.overlay.weight_sync import buckets
 from sg_rlhf.overlay.weight_sync.sender import WeightSync
 
@@ -48,7 +49,8 @@ class Kept(WeightSync):
 
 def main(out: Path, model_folder: str = "") -> None:
     recipe, _ = update.cases()["grpo_sg"]
-    overrides = ["ds.zero_stage=3", "sg.sync_bucket_mb=1"]
+    weight_sync.BUCKET_MIB["gloo"] = 1
+    overrides = ["ds.zero_stage=3"]
     if model_folder:
         overrides.append(f"actor.model_name_or_path={model_folder}")
     args = update.arguments(recipe, overrides, 2)

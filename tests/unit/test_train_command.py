@@ -78,7 +78,7 @@ def test_a_dry_run_says_which_file_sets_a_key(
     # Equal to base.yaml: actor.adam.eps, ckpt.max_num.
     assert keys[str(mine)] == ["actor.adam.lr"]
     assert keys["command line"] == ["sg.weighting.tau", "actor.max_norm"]
-    assert "sg.sync_check_every" in keys["configs/math/grpo_sg_tiny_cpu.yaml"]
+    assert "rollout.temperature" in keys["configs/math/grpo_sg_tiny_cpu.yaml"]
     assert "actor.adam.lr" not in keys["configs/math/grpo_sg_tiny_cpu.yaml"]
     assert "vllm.sync_backend" in keys["configs/hardware/cpu.yaml"]
     assert "configs/base.yaml" not in keys

@@ -149,10 +149,10 @@ def check_batches(value: Value) -> None:
 
 def check_engines(value: Value) -> None:
     """Refuse settings of weight sync, sampling and LoRA that do not go together."""
-    if value("vllm.sync_with_ray") and value("sg.weight_sync") == "buckets":
+    if value("vllm.sync_with_ray"):
         raise ValueError(
-            "vllm.sync_with_ray=true: not with sg.weight_sync=buckets; set it to false, or "
-            "sg.weight_sync=upstream"
+            "vllm.sync_with_ray=true: the weights are sent in buckets, without Ray's collectives; "
+            "set it to false"
         )
     if value("rollout.top_p") < 1:
         raise ValueError(
@@ -165,13 +165,13 @@ def check_engines(value: Value) -> None:
 
 def _check_lora(value: Value) -> None:
     """LoRA is merged before sending. Only bucketed sync does that, and not into 4-bit weights."""
-    shards, sync = value("ds.tensor_parallel_size"), value("sg.weight_sync")
+    shards = value("ds.tensor_parallel_size")
     for applies, setting, remedy in (
         (value("ds.load_in_4bit"), "ds.load_in_4bit=true", "set it to false"),
         (
-            sync != "buckets" or shards > 1,  # upstream's loop sends without merging
-            f"sg.weight_sync={sync}, ds.tensor_parallel_size={shards}",
-            "use sg.weight_sync=buckets and ds.tensor_parallel_size=1",
+            shards > 1,  # upstream's loop sends without merging
+            f"ds.tensor_parallel_size={shards}",
+            "use 1",
         ),
     ):
         if applies:

@@ -30,6 +30,8 @@ BUNDLE = {"GPU": 1.0, "CPU": 1.0}
 CONTROLLER_BUNDLE = {"CPU": 1.0}
 #: Seconds between two messages of a run that waits.
 MESSAGE_SECONDS = 60.0
+#: Seconds that a run which joins a cluster waits for its resources.
+WAIT_SECONDS = 1800.0
 #: Seconds before the first message. Ray needs a moment to give free resources, too.
 FIRST_MESSAGE_SECONDS = 3.0
 #: Seconds between two looks at the groups.
@@ -126,14 +128,11 @@ def reserve(
             if waited >= seconds:
                 raise NotEnoughMachines(
                     f"the cluster has too few free resources for this run after {waited:.0f} s "
-                    f"(sg.cluster_wait={seconds:g}): {missing}{hint and f': {hint}'}"
+                    f"of at most {seconds:g}: {missing}{hint and f': {hint}'}"
                 )
             if waited - last_message >= every and waited >= FIRST_MESSAGE_SECONDS:
                 last_message = waited
-                say(
-                    f"waiting for the cluster, {waited:.0f} of at most {seconds:g} s "
-                    f"(sg.cluster_wait): {missing}"
-                )
+                say(f"waiting for the cluster, {waited:.0f} of at most {seconds:g} s: {missing}")
             time.sleep(max(0.0, min(POLL_SECONDS, seconds - waited)))
     except BaseException:
         for group in created:

@@ -36,7 +36,6 @@ class EngineSync:
         if handles:  # asked before any sync: a rank runs its calls in order
             deadlines = policy.async_run_method(method_name="sync_deadline")
             self._deadline = sender.GRACE_SECONDS + max(ray.get(deadlines))
-        self._syncs = 0
         self.version = 0
         self.pool = EnginePool(handles, args.sg.engine_restarts, self._rejoin)
 
@@ -53,16 +52,13 @@ class EngineSync:
             self._wait(woken, "an engine did not wake up for it")
         self._broadcast()
 
-    def count_sync(self) -> int:
-        """Count a sync.
+    def sequences_to_check(self) -> int:
+        """How many sequences the latest sync is checked with.
 
-        Returns:
-            How many sequences to check it with. ``sg.sync_check_every`` is the interval; 0 checks
-            the first alone. A few check the others where the samples do not show other weights.
+        The sync after the first rollout is checked with most. A few check the others where the
+        samples do not show other weights.
         """
-        self._syncs += 1
-        every = self._args.sg.sync_check_every
-        if self._syncs % every == 0 if every else self._syncs == 1:
+        if self.version == 1:
             return log_prob_check.CHECKED_SEQUENCES
         return log_prob_check.PROBE_SEQUENCES if log_prob_check.is_stale(self._args) else 0
 
@@ -80,7 +76,7 @@ class EngineSync:
             self.pool,
             batch[:: max(1, len(batch) // sequences)][:sequences] if is_probe else batch,
             self._args,
-            self._syncs,
+            self.version,
             log_prob_check.STOP_AT if is_probe else 1.0,
         )
 
@@ -109,7 +105,4 @@ class EngineSync:
         try:
             ray.get(references, timeout=None if seconds == math.inf else seconds)
         except ray.exceptions.GetTimeoutError:
-            raise SyncError(
-                f"weight sync: {failure} within {seconds:g} s (logs/); raise sg.sync_timeout if "
-                "it is that slow"
-            ) from None
+            raise SyncError(f"weight sync: {failure} within {seconds:g} s (logs/)") from None

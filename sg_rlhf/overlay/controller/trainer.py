@@ -38,7 +38,7 @@ from sg_rlhf.overlay.reporting import activity, graceful_stop
 from sg_rlhf.overlay.reporting.errors import NonFiniteError, RunStopped, Terminated
 from sg_rlhf.overlay.reporting.timing import PhaseTimer
 from sg_rlhf.overlay.rollout import async_buffer, engine_monitor
-from sg_rlhf.overlay.settings import rollout_plan
+from sg_rlhf.overlay.settings import rollout_plan, worker_settings
 from sg_rlhf.overlay.settings.lookup import value_of
 from sg_rlhf.overlay.weight_sync import log_prob_check
 from sg_rlhf.run_dir import jsonl_log, timing_keys, weight_versions
@@ -111,7 +111,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
                 self.vllm_engines,
                 self.actor_model_group._actor_handlers,
                 self._run_dir,
-                self._sg.engine_start_timeout,
+                worker_settings.start_seconds(self._sg.engine_timeout),
             )
         return self._plan.optimizer_steps
 
@@ -317,7 +317,7 @@ class SGPPOTrainer(upstream.PPOTrainer.__ray_metadata__.modified_class):
                 self._sync.send()
             self._sync_metrics = {}
             batch = self._sample_log.check_batch  # empty when a resumed run syncs at its start
-            if batch and (sequences := self._sync.count_sync()):
+            if batch and (sequences := self._sync.sequences_to_check()):
                 with self._clock.section("sync_check"):
                     self._sync_metrics = self._sync.check(batch, sequences)
 

@@ -88,13 +88,13 @@ def reserve_placement(args: Any) -> None:
     """Reserve the resources of the run on a joined cluster, and check the nodes.
 
     Raises:
-        NotEnoughMachines: resources are still missing after ``sg.cluster_wait`` seconds.
+        NotEnoughMachines: resources are still missing after ``placement.WAIT_SECONDS``.
         ClusterError: nodes have other packages than the driver, or do not see the run directory.
     """
     with activity.phase(activity.DRIVER, activity.RESERVING):
         reservation = placement.reserve(
             topology.groups(value_of(args)),
-            args.sg.cluster_wait,
+            placement.WAIT_SECONDS,
             say=lambda text: activity.show_message(activity.DRIVER, text),
             hint=_what_to_start(accelerators_needed(args), platform.is_cpu()),
         )

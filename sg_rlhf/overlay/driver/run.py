@@ -21,7 +21,7 @@ from sg_rlhf.overlay.cpu import platform
 from sg_rlhf.overlay.fork_server import client as fork_server
 from sg_rlhf.overlay.reporting import graceful_stop
 from sg_rlhf.ray_session import auth_token
-from sg_rlhf.run_dir import alerts, jsonl_log
+from sg_rlhf.run_dir import GRACE_SECONDS, alerts, jsonl_log
 
 
 @contextlib.contextmanager
@@ -95,7 +95,7 @@ def train(
                     train_task.import_upstream()
             with (
                 activity.phase(activity.DRIVER, activity.STARTING_WORKERS),
-                graceful_stop.GracefulStop(args.sg.run_dir, args.sg.grace_seconds),
+                graceful_stop.GracefulStop(args.sg.run_dir, GRACE_SECONDS),
             ):
                 return job(args) if workers is None else train_task.run(job, args)
         except Exception as error:

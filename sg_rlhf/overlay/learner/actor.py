@@ -10,13 +10,14 @@ import ray
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from sg_rlhf.config.derived.weight_sync import uses_buckets
 from sg_rlhf.overlay.checkpoints import store
 from sg_rlhf.overlay.learner import micro_batches
 from sg_rlhf.overlay.learner.overlapped_reference import PendingLogProbs
 from sg_rlhf.overlay.model import adam
 from sg_rlhf.overlay.reporting import activity
 from sg_rlhf.overlay.rollout.async_buffer import BUFFER_KEY
-from sg_rlhf.overlay.weight_sync import sender
+from sg_rlhf.overlay.settings.lookup import value_of
 
 
 def resumed_rates(scheduler: Any) -> tuple[float, float, float]:
@@ -107,7 +108,7 @@ class SGPolicyModelActor(upstream.PolicyModelActor.__ray_metadata__.modified_cla
     def sync_deadline(self) -> float:
         """Seconds that the engines have for a weight sync; infinity with upstream's sync."""
         args = self.strategy.args
-        if not sender.uses_buckets(args):
+        if not uses_buckets(value_of(args)):
             return float("inf")
         return float(self.trainer.weight_sync.deadline_seconds)
 

@@ -9,7 +9,9 @@ import openrlhf.trainer.ray.ppo_actor as upstream
 import ray
 import torch
 
+from sg_rlhf.config.derived.weight_sync import uses_buckets
 from sg_rlhf.overlay.patches.free_port import free_port
+from sg_rlhf.overlay.settings.lookup import value_of
 from sg_rlhf.overlay.weight_sync import sender
 
 
@@ -28,7 +30,7 @@ class SyncTrainer(upstream.ActorPPOTrainer):
 
     def broadcast_to_vllm(self) -> None:
         """Send the weights to the engines: in buckets, or as upstream does it."""
-        if sender.uses_buckets(self.args):
+        if uses_buckets(value_of(self.args)):
             self.weight_sync.send()
         else:
             super().broadcast_to_vllm()

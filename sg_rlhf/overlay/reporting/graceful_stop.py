@@ -79,7 +79,7 @@ class GracefulStop:
 
     Args:
         run_dir: the run directory; without one a signal ends the run at once.
-        seconds: how long the driver waits for the controller (``sg.grace_seconds``).
+        seconds: how long the driver waits for the controller.
     """
 
     def __init__(self, run_dir: str | None, seconds: float) -> None:
@@ -121,4 +121,4 @@ class GracefulStop:
         signal.setitimer(signal.ITIMER_REAL, max(self._seconds, 1e-3))
 
     def _end(self, _signum: int, _frame: Any) -> None:
-        raise TerminatedNow(f"no rollout ended within {self._seconds:g} s (sg.grace_seconds)")
+        raise TerminatedNow(f"no rollout ended within {self._seconds:g} s")

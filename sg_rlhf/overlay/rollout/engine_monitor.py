@@ -49,7 +49,7 @@ def after_start(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap ``batch_vllm_engine_call``: before engines sleep, they have started.
 
     Upstream's driver calls ``sleep`` right after it has created colocated engines, and would wait
-    for them without limit. Here ``sg.engine_start_timeout`` is the limit.
+    for them without limit. Here the limit is that of :func:`.worker_settings.start_seconds`.
     """
 
     @functools.wraps(original)
@@ -87,7 +87,7 @@ def _wait_for_start(
         if pending and time.monotonic() > deadline:
             raise EngineLost(
                 f"rollout {engine_names(sorted(pending.values()))} did not start within "
-                f"{seconds:g} s (sg.engine_start_timeout; logs/)"
+                f"{seconds:g} s (six times sg.engine_timeout; logs/)"
             )
 
 
@@ -104,7 +104,7 @@ class StartMonitor:
         handles: the engines.
         ranks: of the policy.
         run_dir: for :data:`FILE`; None for none.
-        timeout: seconds for all engines to answer (``sg.engine_start_timeout``).
+        timeout: seconds for all engines to answer.
     """
 
     def __init__(

@@ -19,6 +19,8 @@ from sg_rlhf.overlay.reporting import activity
 VARIABLE = "SG_WORKER"
 #: The value of ``ds.attn_implementation`` for torch's attention kernel over packed rows.
 VARLEN = "varlen"
+#: Seconds that engines have to start, at least.
+START_SECONDS = 1800.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +32,7 @@ class WorkerSettings:
         share_prompts: a packed row holds each prompt once (``sg.share_prompts``).
         skip_nonfinite: mask a sample whose reward is not finite instead of stopping the run
             (``sg.on_nonfinite=skip``).
-        engine_start_timeout: seconds for all engines to start (``sg.engine_start_timeout``).
+        engine_start_timeout: seconds for all engines to start.
         param_dtype: ``ds.param_dtype``, which upstream does not pass to the engines.
         trusted_models: models whose own code may run (``sg.trust_remote_code``).
         engine_args: vLLM's arguments that the recipe sets (``vllm.engine_args``).
@@ -40,7 +42,7 @@ class WorkerSettings:
     fused_log_probs: bool = True
     share_prompts: bool = False
     skip_nonfinite: bool = False
-    engine_start_timeout: float = 1800.0
+    engine_start_timeout: float = START_SECONDS
     param_dtype: str = "bf16"
     trusted_models: tuple[str, ...] = ()
     engine_args: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -58,7 +60,7 @@ class WorkerSettings:
             fused_log_probs=uses_fused_log_probs(args),
             share_prompts=shares_prompts(args),
             skip_nonfinite=args.sg.on_nonfinite == "skip",
-            engine_start_timeout=args.sg.engine_start_timeout,
+            engine_start_timeout=start_seconds(args.sg.engine_timeout),
             param_dtype=args.ds.param_dtype,
             trusted_models=tuple(args.sg.trust_remote_code),
             engine_args=dict(args.sg.engine_args),
@@ -84,6 +86,15 @@ def current() -> WorkerSettings:
 def _parse(text: str) -> WorkerSettings:
     values = json.loads(text)
     return WorkerSettings(**values | {"trusted_models": tuple(values.get("trusted_models", ()))})
+
+
+def start_seconds(timeout: float) -> float:
+    """Seconds for all engines to load the model and start, a download included.
+
+    Args:
+        timeout: ``sg.engine_timeout``.
+    """
+    return max(START_SECONDS, 6 * timeout)
 
 
 def uses_fused_log_probs(args: Any) -> bool:

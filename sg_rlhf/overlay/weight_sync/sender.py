@@ -2,7 +2,7 @@
 
 Upstream sends tensor by tensor, each with a remote call to every engine. On a shared GPU each
 tensor also needs a handle from every rank and a barrier. A model of 3B takes 434 round trips.
-Here tensors are sent in buckets of ``sg.sync_bucket_mb`` (:mod:`.buckets`): per bucket one call to
+Here tensors are sent in buckets of 64 or 512 MiB (:mod:`.buckets`): per bucket one call to
 every engine, one transfer and one load, with a checksum. The transports are upstream's:
 
 - a broadcast by NCCL (gloo on the CPU) from rank 0 to the workers of all engines;
@@ -35,32 +35,24 @@ from openrlhf.utils.distributed_util import torch_dist_barrier_and_cuda_sync
 from torch.multiprocessing.reductions import reduce_tensor
 from vllm.device_allocator import alloc_conf
 
+from sg_rlhf.config.derived.weight_sync import bucket_bytes
 from sg_rlhf.overlay.reporting.error_report import last_line
 from sg_rlhf.overlay.reporting.errors import SyncError
 from sg_rlhf.overlay.rollout.engine_pool import engine_names, is_engine_failure
+from sg_rlhf.overlay.settings.lookup import value_of
 from sg_rlhf.overlay.weight_sync import buckets
 from sg_rlhf.overlay.weight_sync.tensors import engine_tensors
 
-#: The default deadline: a constant for the start, plus the time of the bytes at a very slow rate.
+#: The deadline: a constant for the start, plus the time of the bytes at a very slow rate.
 #: The rate is a tenth of gloo's between two processes of one old machine.
 BASE_SECONDS, BYTES_PER_SECOND = 120.0, 100e6
 #: The controller waits this much longer than the trainer, whose error message is more precise.
 GRACE_SECONDS = 30.0
 
 
-def deadline_seconds(setting: float, nbytes: int) -> float:
-    """Seconds that a sync may take.
-
-    Args:
-        setting: ``sg.sync_timeout`` in seconds; 0 for a deadline by size.
-        nbytes: size of all weights.
-    """
-    return setting or BASE_SECONDS + nbytes / BYTES_PER_SECOND
-
-
-def uses_buckets(args: Any) -> bool:
-    """Whether this run syncs in buckets; DeepSpeed's tensor parallelism keeps upstream's loop."""
-    return args.sg.weight_sync == "buckets" and args.ds.tensor_parallel_size <= 1
+def deadline_seconds(nbytes: int) -> float:
+    """Seconds that a sync of so many bytes of weights may take."""
+    return BASE_SECONDS + nbytes / BYTES_PER_SECOND
 
 
 class WeightSync:
@@ -84,10 +76,8 @@ class WeightSync:
             buckets.TensorSpec(name, source.parameters[0].dtype, source.shape)
             for name, source in self._sources.items()
         ]
-        self.buckets = buckets.split(tensors, args.sg.sync_bucket_mb * 2**20)
-        self.deadline_seconds = deadline_seconds(
-            args.sg.sync_timeout, sum(tensor.nbytes for tensor in tensors)
-        )
+        self.buckets = buckets.split(tensors, bucket_bytes(value_of(args)))
+        self.deadline_seconds = deadline_seconds(sum(tensor.nbytes for tensor in tensors))
 
     def send(self) -> None:
         """Send all weights once.
@@ -231,8 +221,7 @@ def _error_of(reference: Any) -> str | None:
 def _timeout_message(engines: Sequence[int], action: str, seconds: float) -> str:
     return (
         f"weight sync: {engine_names(engines)} did not {action} within {seconds:g} s: stopped, "
-        "out of memory or disconnected from the trainer (logs/); raise sg.sync_timeout if the link "
-        "is that slow"
+        "out of memory or disconnected from the trainer (logs/)"
     )
 
 

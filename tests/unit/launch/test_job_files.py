@@ -123,7 +123,7 @@ def test_sbatch_asks_for_the_recipes_machines(capsys: pytest.CaptureFixture[str]
         "#SBATCH --job-name=kk-grpo-sg-qwen2-5-3b-instruct", "#SBATCH --requeue",
     ):  # fmt: skip
         assert f"\n{line}\n" in two
-    assert "ray start" in two and "sg.cluster_wait" in two
+    assert "ray start" in two and "waits until all machines" in two
     flags = ["--partition", "gpu", "--account", "team", "--time", "2-00:00:00"]
     one = printed("sbatch", [KK, *flags], capsys)
     assert "\n#SBATCH --nodes=1\n" in one and "ray start" not in one and "--exclusive" not in one

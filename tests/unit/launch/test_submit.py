@@ -18,6 +18,7 @@ from ray._private.runtime_env.working_dir import upload_working_dir_if_needed
 
 from sg_rlhf.config import Config, load_config
 from sg_rlhf.launch import submit
+from sg_rlhf.run_dir import GRACE_SECONDS
 
 ROOT = Path(__file__).parents[3]
 RECIPE = ROOT / "configs" / "kk" / "grpo_sg_tiny_cpu.yaml"
@@ -151,9 +152,8 @@ def test_ray_waits_longer_than_the_run_may_save(
     checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth1")
-    config = recipe(**{"sg.grace_seconds": "100.5"})
-    found = submit.runtime_env(config, submit.pack(checkout, tmp_path))
-    assert found["env_vars"]["RAY_JOB_STOP_WAIT_TIME_S"] == "161"
+    found = submit.runtime_env(submit.pack(checkout, tmp_path))
+    assert int(found["env_vars"]["RAY_JOB_STOP_WAIT_TIME_S"]) == GRACE_SECONDS + 60
     assert found["env_vars"]["NCCL_SOCKET_IFNAME"] == "eth1"
     json.dumps(found)
 

@@ -44,7 +44,7 @@ def test_a_shipped_recipe_has_no_problem() -> None:
 def test_a_problem_of_each_check_is_a_line() -> None:
     config = load_config(TINY, WRONG)
     first, second = checks.problems(config)
-    assert first.startswith("vllm.sync_with_ray=true: not with sg.weight_sync=buckets")
+    assert first.startswith("vllm.sync_with_ray=true: the weights are sent in buckets")
     assert second.startswith("actor.entropy_coef=1.0: expected 0 with sg.update=lopti")
     with pytest.raises(ConfigError, match="^vllm.sync_with_ray=true"):
         checks.check(config)

@@ -271,9 +271,7 @@ def test_a_model_that_is_not_whole_or_brings_code_is_refused(
     assert words in said
 
 
-@pytest.mark.parametrize(
-    "setting", ["sg.weight_sync=upstream", "ds.tensor_parallel_size=2", "ds.lora.rank=8"]
-)
+@pytest.mark.parametrize("setting", ["ds.tensor_parallel_size=2", "ds.lora.rank=8"])
 def test_experts_that_would_be_sent_stacked_are_refused(tmp_path: Path, setting: str) -> None:
     """transformers 5 stacks them; vLLM would load them wrongly, or without their adapters."""
     model = shutil.copytree(MODEL, tmp_path / "model")

@@ -32,7 +32,7 @@ ARGS = SimpleNamespace(
         domains={},
         engine_args={},
         weighting={},
-        engine_start_timeout=60.0,
+        engine_timeout=600.0,
         on_nonfinite="skip",
         trust_remote_code=[],
         run_dir=None,
@@ -101,7 +101,7 @@ def test_a_worker_reads_the_settings_of_the_run(
         monkeypatch.setenv(name, value)
     assert worker_settings.current() == WorkerSettings(
         skip_nonfinite=True,
-        engine_start_timeout=60.0,
+        engine_start_timeout=3600.0,
         param_dtype="fp16",
         trusted_models=("org/model",),
         activity_log=str(tmp_path / "logs" / "phases.jsonl"),

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 
 from sg_rlhf.config import load_config
 from sg_rlhf.overlay.driver.arguments import upstream_arguments
-from sg_rlhf.overlay.learner import micro_batches
+from sg_rlhf.overlay.learner import micro_batches, parameter_update_check
 from sg_rlhf.overlay.learner.update import SGActorPPOTrainer
 from sg_rlhf.overlay.reporting.errors import NonFiniteError, SyncError
 from sg_rlhf.run_dir.timing_keys import OF_THE_RANK
@@ -169,13 +170,13 @@ def policy_trainer(
     strategy: Strategy, actor: Table, optimizer: Optimizer | None = None
 ) -> SGActorPPOTrainer:
     """The trainer of one rank."""
-    trainer = SGActorPPOTrainer(
-        strategy, actor, ema_model=None, actor_optim=optimizer or Optimizer(),
-        actor_scheduler=SimpleNamespace(get_last_lr=lambda: [0.1]),
-        micro_train_batch_size=MICRO_BATCH, dataloader_pin_memory=False,
-    )  # fmt: skip
-    trainer._first_step = None  # its optimizer is none of DeepSpeed's
-    return trainer
+    # Its optimizer is none of DeepSpeed's.
+    with mock.patch.object(parameter_update_check, "UpdateWatch", return_value=None):
+        return SGActorPPOTrainer(
+            strategy, actor, ema_model=None, actor_optim=optimizer or Optimizer(),
+            actor_scheduler=SimpleNamespace(get_last_lr=lambda: [0.1]),
+            micro_train_batch_size=MICRO_BATCH, dataloader_pin_memory=False,
+        )  # fmt: skip
 
 
 def trained(

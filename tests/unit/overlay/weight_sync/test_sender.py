@@ -15,6 +15,7 @@ from vllm.model_executor.model_loader.reload.layerwise import record_metadata_fo
 from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 
 from sg_rlhf.config import checks, load_config
+from sg_rlhf.config.derived.weight_sync import uses_buckets
 from sg_rlhf.overlay.weight_sync import buckets, receiver, sender
 from sg_rlhf.overlay.weight_sync.receiver import BucketWorkerWrap
 
@@ -151,13 +152,8 @@ def test_what_an_engine_raised_is_a_line(
     assert sender._error_of(None) == line
 
 
-@pytest.mark.parametrize(
-    ("setting", "gigabytes", "seconds"), [(0.0, 0.0, 120), (0.0, 140.0, 1520), (7.5, 140.0, 7.5)]
-)
-def test_the_deadline_grows_with_the_weights_unless_it_is_set(
-    setting: float, gigabytes: float, seconds: float
-) -> None:
-    assert sender.deadline_seconds(setting, int(gigabytes * 1e9)) == seconds
+def test_the_deadline_grows_with_the_weights() -> None:
+    assert [sender.deadline_seconds(int(gb * 1e9)) for gb in (0, 140)] == [120, 1520]
 
 
 @pytest.mark.parametrize("ipc", [True, False])
@@ -197,22 +193,14 @@ def test_an_engines_error_is_the_line_with_the_cause(monkeypatch: pytest.MonkeyP
     assert line.endswith("ValueError: no such tensor")
 
 
-def test_tensor_parallel_policies_keep_upstreams_loop() -> None:
-    def args(way: str, tensor_parallel: int) -> Any:
-        return SimpleNamespace(
-            sg=SimpleNamespace(weight_sync=way),
-            ds=SimpleNamespace(tensor_parallel_size=tensor_parallel),
-        )
-
-    assert sender.uses_buckets(args("buckets", 1))
-    assert not sender.uses_buckets(args("upstream", 1))
-    assert not sender.uses_buckets(args("buckets", 2))
+@pytest.mark.parametrize("size", [1, 2])
+def test_tensor_parallel_policies_keep_upstreams_loop(size: int) -> None:
+    assert uses_buckets({"ds.tensor_parallel_size": size}.__getitem__) == (size == 1)
 
 
 @pytest.mark.parametrize(
     ("overrides", "line"),
     [
-        (["sg.weight_sync=upstream"], r"^ds.lora.rank=8: not with sg.weight_sync=upstream, "),
         (["ds.tensor_parallel_size=2"], r"^ds.lora.rank=8: not with .*ds.tensor_parallel_size=2: "),
         (["ds.load_in_4bit=true"], r"^ds.lora.rank=8: not with ds.load_in_4bit=true: "),
     ],
@@ -223,11 +211,7 @@ def test_adapters_that_cannot_be_merged_are_refused(overrides: list[str], line: 
     assert any(re.search(line, problem) for problem in checks.problems(config))
 
 
-@pytest.mark.parametrize("way", ["buckets", "upstream"])
-def test_rays_collectives_need_upstreams_loop(way: str) -> None:
-    recipe = "configs/kk/grpo_sg_tiny_cpu.yaml"
-    config = load_config([recipe], ["vllm.sync_with_ray=true", f"sg.weight_sync={way}"])
-    line = "vllm.sync_with_ray=true: not with sg.weight_sync="
-    assert [problem.startswith(line) for problem in checks.problems(config)] == (
-        [] if way == "upstream" else [True]
-    )
+def test_rays_collectives_are_refused() -> None:
+    config = load_config(["configs/kk/grpo_sg_tiny_cpu.yaml"], ["vllm.sync_with_ray=true"])
+    (problem,) = checks.problems(config)
+    assert problem.startswith("vllm.sync_with_ray=true: the weights are sent in buckets")

@@ -1,0 +1,24 @@
+"""How the weights go to the rollout engines: in buckets, whose size the transport decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+#: MiB of a bucket, by ``vllm.sync_backend``. Over gloo 64 is faster than 512 for 0.5B parameters
+#: (bench/weight_sync.py).
+BUCKET_MIB = {"gloo": 64, "nccl": 512}
+
+
+def uses_buckets(value: Callable[[str], Any]) -> bool:
+    """Whether a run syncs in buckets; DeepSpeed's tensor parallelism keeps upstream's loop.
+
+    Args:
+        value: a function from a dotted key to its value.
+    """
+    return bool(value("ds.tensor_parallel_size") <= 1)
+
+
+def bucket_bytes(value: Callable[[str], Any]) -> int:
+    """Bytes of weights that are sent at a time."""
+    return BUCKET_MIB.get(value("vllm.sync_backend"), BUCKET_MIB["nccl"]) * 2**20
