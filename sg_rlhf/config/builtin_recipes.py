@@ -96,7 +96,7 @@ def hardware_of(part: str | Path) -> str | None:
 
 
 def model_and_algorithm(path: Path) -> list[str | Path]:
-    """The parts of an older file name, ``ALGORITHM_MODEL.yaml``; [] for any other name.
+    """The parts that ``ALGORITHM_MODEL.yaml`` stands for; [] for any other name.
 
     ``configs/kk/grpo_sg_qwen2.5-3b.yaml`` is ``configs/kk/grpo_qwen2.5-3b.yaml`` with
     ``algorithm:grpo_sg``.

@@ -52,7 +52,6 @@ from sg_rlhf.config.weighting_resolution import (
     built_weighting,
 )
 from sg_rlhf.machine import names
-from sg_rlhf.tasks import registry
 
 YAML = (".yaml", ".yml")
 #: Keys whose value is a mapping.
@@ -253,10 +252,10 @@ def _read_part(
     if hardware:
         yield from _read_hardware(hardware)
         return
-    # File names of earlier versions stand for two parts.
+    # ALGORITHM_MODEL.yaml stands for two parts.
     parts = [] if path.is_file() else builtin_recipes.model_and_algorithm(path)
-    for old_part in parts:
-        yield from _read_part(old_part, Path(), seen)
+    for both in parts:
+        yield from _read_part(both, Path(), seen)
     if not parts:
         yield from _read_chain(path, seen)
 
@@ -347,8 +346,7 @@ def _check(
             sg[key] = value
         elif key in table:
             checked = value_ranges.checked_value(table[key], value, where)
-            is_text = isinstance(checked, str)
-            values[key] = registry.OLD_VALUES.get(checked, checked) if is_text else checked
+            values[key] = checked
         elif key in removed.KEYS:
             raise ConfigError(f"{where}: {removed.message(key, removed.KEYS[key])}")
         else:

@@ -20,8 +20,6 @@ from typing import Any, NamedTuple
 SIZES = {80: 75_000, 40: 39_000, 24: 22_000}
 #: GPUs of a node that a run can use: a rollout's batches divide over these.
 COUNTS = (8, 4, 2, 1)
-#: Older names.
-ALIASES = {"1xgpu": "1x24gb"}
 #: Models that the recipes train: the shipped tiny ones, and up to 1B, 3B and 8B parameters.
 TINY, UP_TO_1B, UP_TO_3B, UP_TO_8B = "tiny", "1b", "3b", "8b"
 #: The same from the smallest to the largest -> what they are.
@@ -150,7 +148,7 @@ def parse(name: str) -> Layout:
     """
     if name == "cpu":
         return Layout()
-    known = ALIASES.get(name, name).lower()
+    known = name.lower()
     number = r"([1-9]\d{0,3})x"
     found = re.fullmatch(rf"(?:{number})?{number}(?:(\d+)gb|([a-z0-9-]+))", known, re.ASCII)
     gpu = (BY_SIZE.get(int(found[3])) if found[3] else found[4]) if found else None

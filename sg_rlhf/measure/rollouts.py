@@ -115,7 +115,6 @@ def load_reward(value: str) -> RewardFunc:
     Raises:
         MeasureError: no such domain or file, or no ``reward_func`` in it.
     """
-    value = registry.OLD_VALUES.get(value, value)
     if value.startswith(registry.PREFIX):
         try:
             return reward_named(value)

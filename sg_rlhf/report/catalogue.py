@@ -95,7 +95,7 @@ FIGURES = (
             Line("sg/mismatch_kl_k3", "KL(engine || trainer)", scale="log", smooth=False),
             Line("sg/mismatch_max", "largest difference", scale="log", smooth=False),
             needs="sg/n_mismatch_tokens",
-            missing="The runs log no log-probs of the engine (sg.engine_log_probs).",
+            missing="The runs log no log-probs of the engine.",
         ),
     ),
     Entry(

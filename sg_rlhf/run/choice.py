@@ -114,8 +114,8 @@ def detected_layout(variables: Mapping[str, str]) -> tuple[Layout, list[str]]:
         smallest = min(gpu.memory_mib for gpu in gpus)
         raise ChoiceError(
             f"the smallest GPU has {smallest:.0f} MiB, and the smallest recipe is made for 24 GB: "
-            "SG_HARDWARE=cpu trains a tiny model without a GPU, SG_HARDWARE=1xgpu tries the recipe "
-            "for one of 24 GB, and CUDA_VISIBLE_DEVICES chooses among several"
+            "SG_HARDWARE=cpu trains a tiny model without a GPU, SG_HARDWARE=1x24gb tries the "
+            "recipe for one of 24 GB, and CUDA_VISIBLE_DEVICES chooses among several"
         )
     return names.parse(name), _unused(len(gpus), names.parse(name).used)
 

@@ -70,7 +70,7 @@ def parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]
     )  # fmt: skip
     parser.add_argument(
         "--hardware", metavar="NAME",
-        help="instead of what is detected: cpu, 4x40gb, 8xh200, 2x8x80gb (nodes x GPUs), 1xgpu",
+        help="instead of what is detected: cpu, 4x40gb, 8xh200, 2x8x80gb (nodes x GPUs), 1x24gb",
     )  # fmt: skip
     parser.add_argument(
         "--run-dir", metavar="DIR", help="folder of the run (default: runs/<domain>_<recipe>)"

@@ -23,16 +23,6 @@ DOMAINS: Mapping[str, str] = {
 VARIABLE = "SG_DOMAINS"
 #: `domain:NAME[/GRADER]` in `reward.remote_url`, `domain:NAME` in `train.agent_func_path`.
 PREFIX = "domain:"
-#: Values of these keys up to version 0.1 -> the present ones.
-OLD_VALUES: Mapping[str, str] = {
-    "module:sg_rlhf.tasks.kk.reward": "domain:kk",
-    "module:sg_rlhf.tasks.kk.reward_strict": "domain:kk/strict",
-    "module:sg_rlhf.tasks.kk.reward_table5": "domain:kk/table5",
-    "module:sg_rlhf.tasks.math.reward": "domain:math",
-    "module:sg_rlhf.tasks.search.reward": "domain:search",
-    "module:sg_rlhf.overlay.search_agent": "domain:search",
-    "module:sg_rlhf.overlay.rollout.search_agent": "domain:search",
-}
 
 
 def domains() -> dict[str, Domain]:
@@ -101,15 +91,14 @@ def used_by(reward: str, agent: str, sections: Iterable[str] = ()) -> list[Domai
     Raises:
         ValueError: there is no domain of such a name.
     """
-    values = [OLD_VALUES.get(value, value) for value in (reward, agent)]
-    found = [named_in(value)[0] for value in values if value.startswith(PREFIX)]
-    dotted = f".{values[0].removeprefix('module:').replace('/', '.')}."
-    by_file = () if values[0].startswith(PREFIX) else (*DOMAINS.values(), *_outside_paths())
+    found = [named_in(value)[0] for value in (reward, agent) if value.startswith(PREFIX)]
+    dotted = f".{reward.removeprefix('module:').replace('/', '.')}."
+    by_file = () if reward.startswith(PREFIX) else (*DOMAINS.values(), *_outside_paths())
     for import_path in by_file:
         module = import_path.partition(":")[0]
         if f".{module.rpartition('.')[0] or module}." in dotted:
             found.append(_domain(import_path))
-    if agent and not values[1].startswith(PREFIX):
+    if agent and not agent.startswith(PREFIX):
         found += map(find, sections)
     return list({domain.name: domain for domain in found}.values())
 

@@ -15,7 +15,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 #: Every size and number of GPUs that settings differ for, and their older names.
 HARDWARE = [
     *(f"{count}x{size}gb" for size in (24, 40, 80) for count in (1, 2, 4, 8)),
-    "2x8x80gb", "1xgpu", "8xh100",
+    "2x8x80gb", "1x24gb", "8xh100",
 ]  # fmt: skip
 RECIPES = sorted(
     path

@@ -6,7 +6,6 @@ file system: DeepSpeed loads a checkpoint only where it finds the files of all r
 
 from __future__ import annotations
 
-import json
 import uuid
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,6 @@ from typing import Any
 from sg_rlhf.overlay.checkpoints import manifest, paths
 from sg_rlhf.overlay.reporting import activity
 from sg_rlhf.overlay.reporting.errors import CheckpointError
-
-#: Key in a checkpoint's ``metric.json``. It says that a manifest was written, so that a missing
-#: manifest means damage and not an old checkpoint.
-MANIFEST_WRITTEN = "manifest"
 
 
 def finalize(written: Path, final: Path) -> None:
@@ -140,22 +135,12 @@ def _error_in(checkpoint: Path) -> str | None:
         error = str(invalid)
     if not checkpoint.is_dir():
         error = "the folder is missing"
-    elif expected is None and error is None and _expects_manifest(checkpoint):
+    elif expected is None and error is None:
         error = f"{manifest.NAME} is missing"
     if expected is not None and error is None:
         mine = manifest.assign_files(expected, _world_size())[_rank()]
         error = manifest.first_mismatch(checkpoint, expected, mine)
-    first = next((e for e in _all_gather_objects(error) if e is not None), None)
-    if first is None and expected is None:
-        report(f"checkpoint {checkpoint.name} has no {manifest.NAME} (older version): not checked")
-    return first
-
-
-def _expects_manifest(checkpoint: Path) -> bool:
-    try:
-        return bool(json.loads((checkpoint / "metric.json").read_bytes()).get(MANIFEST_WRITTEN))
-    except (OSError, ValueError, AttributeError):
-        return False
+    return next((e for e in _all_gather_objects(error) if e is not None), None)
 
 
 def report(text: str) -> None:

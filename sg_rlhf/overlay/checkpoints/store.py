@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import json
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterable
@@ -22,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.common.atomic_io import disk_full_context, write_whole
+from sg_rlhf.common.atomic_io import disk_full_context
 from sg_rlhf.overlay.checkpoints import consensus, paths, reshard
 from sg_rlhf.overlay.reporting.errors import CheckpointError
 
@@ -169,7 +168,6 @@ def save(
             )
             if self.is_rank_0():
                 self._write_ckpt_metric(str(written), metric_value, metric_key=metric_key)
-                _announce_manifest(Path(self._get_ckpt_metric_path(str(written))))
             consensus.finalize(written, folder / tag)
     except Exception:
         # At once and not at the next save: the run's log may need the space.
@@ -180,11 +178,6 @@ def save(
             paths.write_latest(folder, tag)
         prune(max_num)
     gc.collect()
-
-
-def _announce_manifest(metric: Path) -> None:
-    values = json.loads(metric.read_text())
-    write_whole(metric, json.dumps(values | {consensus.MANIFEST_WRITTEN: True}))
 
 
 def saved_in(folder: Path, metric_of: Callable[[str], float | None]) -> list[CheckpointInfo]:

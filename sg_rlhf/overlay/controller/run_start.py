@@ -125,7 +125,7 @@ def check_resumable(args: Any, states: dict[str, Any]) -> None:
             "train.enable_ema=true: upstream's checkpoints do not contain the moving average, "
             "so a resumed run would lose it; set it to false"
         )
-    if not args.train.async_enable and states.get(BUFFER_KEY, {}).get("units"):
+    if not args.train.async_enable and states.get(BUFFER_KEY, {}).get("batches"):
         raise RunStopped(
             "train.async_enable=false: the checkpoint contains samples that are not trained "
             "yet and would be lost; set it to true"

@@ -331,8 +331,8 @@ class AsyncRolloutBuffer:
             batches = [
                 {
                     "number": batch.number,
-                    "drawn": list(batch.prompts),
-                    "answered": {
+                    "prompts": list(batch.prompts),
+                    "completed": {
                         index: [_to_dict(s) for s in samples]
                         for index, samples in batch.completed.items()
                     },
@@ -343,11 +343,11 @@ class AsyncRolloutBuffer:
             ]
             return {
                 "loader": self._loader.state_dict(),
-                "units": batches,
+                "batches": batches,
                 "next": self._next,
                 "epochs": self._epochs,
                 "in_epoch": self._rows is not None,
-                "drawn": self._drawn,
+                "num_drawn": self._drawn,
             }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -356,7 +356,13 @@ class AsyncRolloutBuffer:
         Args:
             state: from the checkpoint. That of a synchronous run has only the loader's state.
         """
-        empty = {"units": [], "next": 0, "epochs": self._epochs, "in_epoch": False, "drawn": 0}
+        empty = {
+            "batches": [],
+            "next": 0,
+            "epochs": self._epochs,
+            "in_epoch": False,
+            "num_drawn": 0,
+        }
         self._restored = {**empty, **state}
 
     def _resume_from_state(self) -> None:
@@ -364,15 +370,15 @@ class AsyncRolloutBuffer:
             return
         state, self._restored = self._restored, None
         self._next, self._epochs = state["next"], state["epochs"]
-        self._drawn = state["drawn"]
+        self._drawn = state["num_drawn"]
         if state["in_epoch"]:
             self._rows = iter(self._loader)
-        for saved in state["units"]:
+        for saved in state["batches"]:
             completed = {
                 index: [_to_experience(s) for s in samples]
-                for index, samples in saved["answered"].items()
+                for index, samples in saved["completed"].items()
             }
-            batch = PromptBatch(saved["number"], saved["drawn"], completed, saved["last"])
+            batch = PromptBatch(saved["number"], saved["prompts"], completed, saved["last"])
             batch.n_completed, batch.n_passed = saved.get("counts", (0, 0))
             self._batches.append(batch)
         for batch in self._batches:

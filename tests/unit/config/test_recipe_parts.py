@@ -29,7 +29,7 @@ def test_an_algorithm_is_its_file_on_top(name: str) -> None:
     assert load_config(f"configs/kk/{name}_qwen2.5-3b.yaml").flat() == named.flat()
 
 
-@pytest.mark.parametrize("name", ["8x80gb", "1xgpu", "2x8xh200", "cpu"])
+@pytest.mark.parametrize("name", ["8x80gb", "1x24gb", "2x8xh200", "cpu"])
 def test_hardware_is_named_in_four_ways(tmp_path: Path, name: str) -> None:
     named = load_config([MODEL, f"hardware:{name}"])
     assert named.hardware == name

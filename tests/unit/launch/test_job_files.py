@@ -333,7 +333,7 @@ def test_a_model_of_unknown_size_gets_what_a_large_one_needs() -> None:
 
 @pytest.mark.parametrize(
     ("hardware", "size"),
-    [("8x40gb", 40), ("2x8x80gb", 80), ("1xgpu", 24), ("8xh100", 80), ("cpu", 80)],
+    [("8x40gb", 40), ("2x8x80gb", 80), ("1x24gb", 24), ("8xh100", 80), ("cpu", 80)],
 )
 def test_gpus_are_those_of_the_hardware(hardware: str, size: int) -> None:
     recipe = CONFIGS / "kk" / "grpo_sg_qwen2.5-3b-instruct.yaml"

@@ -27,7 +27,6 @@ def all_are_visible(monkeypatch: pytest.MonkeyPatch) -> None:
         ("1x24gb", 1, 1, "4090"),
         ("2x8x80gb", 2, 8, "h100"),
         ("4x40gb", 1, 4, "a100-40gb"),
-        ("1xgpu", 1, 1, "4090"),
         ("8xh100", 1, 8, "h100"),
         ("4xl40s", 1, 4, "l40s"),
         ("2x8xB200", 2, 8, "b200"),

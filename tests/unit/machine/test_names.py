@@ -21,7 +21,6 @@ FILE = ROOT / "sg_rlhf" / "machine" / "names.py"
     [
         ("cpu", Layout(), "cpu"),
         ("8x80gb", Layout(1, 8, "h100"), "8x80gb"),
-        ("1xgpu", Layout(1, 1, "4090"), "1x24gb"),
         ("8xh100", Layout(1, 8, "h100"), "8x80gb"),
         ("8xH200", Layout(1, 8, "h200"), "8x80gb"),
         ("2x8x80gb", Layout(2, 8, "h100"), "2x8x80gb"),
@@ -110,7 +109,6 @@ SETTINGS = {
     "4x80gb": (1, 4, 4, 0.6, False, 8, 4),
     "8x80gb": (1, 8, 8, 0.6, False, 8, 4),
     "2x8x80gb": (2, 8, 16, 0.6, False, 8, 4),
-    "1xgpu": (1, 1, 1, 0.55, True, 2, 1),
     "8xh100": (1, 8, 8, 0.6, False, 8, 4),
 }
 
@@ -148,7 +146,7 @@ def packages(folder: Path, hardware: str = "") -> subprocess.CompletedProcess[st
 
 @pytest.mark.parametrize(
     ("hardware", "kind"),
-    [("cpu", "cpu"), ("cuda", "cuda"), ("8xh200", "cuda"), ("1xgpu", "cuda"), ("", "cpu")],
+    [("cpu", "cpu"), ("cuda", "cuda"), ("8xh200", "cuda"), ("1x24gb", "cuda"), ("", "cpu")],
 )
 def test_it_prints_the_packages_of_a_name(tmp_path: Path, hardware: str, kind: str) -> None:
     assert packages(tmp_path, hardware).stdout.strip() == kind

@@ -56,9 +56,9 @@ def test_other_hardware_and_other_sizes(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_the_settings_of_the_hardware_are_put_on_top() -> None:
-    config, machine = of_recipe.load_for([str(CONFIGS / RECIPE[8:])], (), "1xgpu")
-    assert machine == named("1xgpu")
-    assert config.sources[-1] == "hardware:1xgpu" and config.hardware == "1xgpu"
+    config, machine = of_recipe.load_for([str(CONFIGS / RECIPE[8:])], (), "1x24gb")
+    assert machine == named("1x24gb")
+    assert config.sources[-1] == "hardware:1x24gb" and config.hardware == "1x24gb"
     assert config.value("ds.adam_offload") and config.value("actor.num_gpus_per_node") == 1
 
 

@@ -138,7 +138,7 @@ def test_gpus_that_hold_no_recipe_are_refused(
     assert words in str(error.value) and "\n" not in str(error.value)
     # The ways out that the line names.
     assert choose(Request("kk", hardware="cpu", variables=variables)).parts[0].endswith("_cpu.yaml")
-    assert choose(Request("kk", hardware="1xgpu", variables=variables)).parts[-1] == (
+    assert choose(Request("kk", hardware="1x24gb", variables=variables)).parts[-1] == (
         "hardware:1x24gb"
     )
 

@@ -154,14 +154,11 @@ def test_a_recipe_names_a_domain_and_one_of_its_graders():
     for value, names in (
         ("domain:kk", ["kk"]),
         ("domain:kk/table5", ["kk"]),
-        ("module:sg_rlhf.tasks.kk.reward_strict", ["kk"]),  # as up to version 0.1
         (f"domain:{PLACE}", ["reverse"]),
     ):
         assert [domain.name for domain in registry.used_by(value, "")] == names
     assert [d.name for d in registry.used_by("domain:kk", "domain:search")] == ["kk", "search"]
     assert registry.used_by("", "my_agent.py", ["search"])[0].name == "search"
-    old = load_config(None, ["reward.remote_url=module:sg_rlhf.tasks.kk.reward_strict"])
-    assert old.value("reward.remote_url") == "domain:kk/strict"
     with pytest.raises(ValueError, match="domain:kk/lenient: domain kk has strict, table5"):
         registry.used_by("domain:kk/lenient", "")
 

@@ -272,7 +272,7 @@ def test_the_samples_that_wait_for_their_update_are_in_the_first_ranks_file_alon
     rank.strategy = Disk(tmp_path, 1, is_first)
     rank.disable_ds_ckpt = rank.save_hf_ckpt = False
     rank.save_checkpoint(
-        "global_step3", client_states={"global_step": 3, BUFFER_KEY: {"units": []}}
+        "global_step3", client_states={"global_step": 3, BUFFER_KEY: {"batches": []}}
     )
     assert rank.strategy.states["global_step"] == 3
     assert (BUFFER_KEY in rank.strategy.states) is is_first

@@ -73,7 +73,7 @@ def test_the_newest_checkpoints_stay(
     # Room is made before, as upstream does, but never of the one that `latest` names.
     assert max(map(len, engine.beside)) == max(1, keep - 1)
     written = json.loads((tmp_path / "global_step120" / "metric.json").read_text())
-    assert written == {"metric_key": None, "metric_value": None, "manifest": True}
+    assert written == {"metric_key": None, "metric_value": None}
 
 
 @pytest.mark.parametrize("metrics", [(None, None, None), (0.9, 0.5, 0.1)])
@@ -316,19 +316,6 @@ def test_without_a_whole_one_the_run_stops(tmp_path: Path, monkeypatch: pytest.M
     assert f"; {tmp_path / 'global_step1'}: states.pt was altered" in said
     assert said.endswith("; restore one from a copy, or start in another --run-dir")
     assert (tmp_path / "latest").read_text() == "global_step2"
-
-
-def test_a_checkpoint_of_before_there_were_manifests_is_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    one = saved(tmp_path, monkeypatch, "global_step1")
-    (tmp_path / "global_step1" / "manifest.json").unlink()
-    one._write_ckpt_metric(str(tmp_path / "global_step1"), 0.5, metric_key="accuracy")
-    capsys.readouterr()
-    assert load(one, tmp_path)[0].loaded == "global_step1"
-    assert capsys.readouterr().out.splitlines() == [
-        "checkpoint global_step1 has no manifest.json (older version): not checked"
-    ]
 
 
 def test_what_deepspeed_does_not_load_is_no_fresh_start(

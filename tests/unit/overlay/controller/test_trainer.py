@@ -312,8 +312,8 @@ def test_the_best_checkpoint_of_a_lost_evaluation_holds_what_the_resumed_one_hel
     rows = iter(loader)
     next(rows)
     place = loader.state_dict()
-    unit = {"number": 1, "drawn": [3, 4], "answered": {}, "last": False}
-    kept = {"units": [unit], "next": 2, "epochs": 0, "in_epoch": True, "drawn": 2}
+    batch = {"number": 1, "prompts": [3, 4], "completed": {}, "last": False}
+    kept = {"batches": [batch], "next": 2, "epochs": 0, "in_epoch": True, "num_drawn": 2}
     states = {"global_step": 4, "episode": 0, "data_loader_state_dict": place}
     if made_by == "asynchronous":
         states[BUFFER_KEY] = kept
@@ -331,7 +331,7 @@ def test_the_best_checkpoint_of_a_lost_evaluation_holds_what_the_resumed_one_hel
     if made_by == "asynchronous":
         assert client_states[BUFFER_KEY] == kept
     else:
-        assert not client_states[BUFFER_KEY]["units"]
+        assert not client_states[BUFFER_KEY]["batches"]
 
 
 @pytest.mark.parametrize(("empty", "found"), [(2, 2.0), (0, None)])

@@ -173,7 +173,7 @@ def test_a_resumed_run_leaves_out_what_its_checkpoint_holds_for_too_long() -> No
         assert first.step()
     state = first.rollouts.state()
     samples = [
-        s for unit in state["units"] for answers in unit["answered"].values() for s in answers
+        s for batch in state["batches"] for answers in batch["completed"].values() for s in answers
     ]
     assert min(s["weight_runs"][0][1] for s in samples) == 0, "two updates ago, one is the bound"
     resumed = Run(settings, prompts=12)
@@ -214,7 +214,7 @@ def test_a_checkpoint_before_the_first_prompt_of_a_resumed_run_is_the_one_it_res
     first = Run(settings, prompts=9)
     assert first.step()
     saved = first.rollouts.state()
-    assert saved["units"] and saved["next"]
+    assert saved["batches"] and saved["next"]
     resumed = Run(settings, prompts=9)
     resumed.rollouts.restore(saved)
     again = resumed.rollouts.state()
