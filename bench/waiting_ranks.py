@@ -10,7 +10,7 @@ its slowest rank; the rest is waiting. Six ways to form micro-batches:
               a contiguous piece for each rank, shuffled there
 ``fixed``     dealt by length, each of as many samples (sg_rlhf/batching/balance.py)
 ``as fixed``  of any number of samples, no more tokens than ``fixed`` has at most
-``balanced``  ``sg.batches=balanced``: the same, filled to the tokens that the memory plan reserves,
+``balanced``  the runs': the same, filled to the tokens that the memory plan reserves,
               samples of a micro-batch times ``data.max_len``
 ``dynamic``   ``train.dynamic_batch_enable`` with it: dealt to ranks alike, cut there by OpenRLHF's
               Karmarkar-Karp partitions, as many tokens a micro-batch at most as ``fixed`` has

@@ -21,6 +21,7 @@ KEYS: dict[str, str] = {
     "sg.weight_sync": "weights are always sent in buckets; remove the key",
     "sg.batch_invariant": "no result used vLLM's batch-invariant kernels; set "
     "VLLM_BATCH_INVARIANT=1 in the environment",
+    "sg.batches": "samples are always balanced by length over ranks; remove the key",
     "sg.check_trained": "every run checks its first optimizer step; freeze tensors that should not "
     "be trained",
     "sg.contradicting_labels": "rows with the same prompt and another label are always kept, with "

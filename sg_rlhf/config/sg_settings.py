@@ -155,11 +155,6 @@ class SGSettings(BaseModel):
         description="compute a prompt once for all its responses in a micro-batch "
         "(packed samples, log-probs without logits, attention varlen)",
     )
-    batches: Literal["balanced", "upstream"] = Field(
-        "balanced",
-        description="balanced: samples are assigned to ranks and micro-batches by length; "
-        "upstream: in the order of the rollout, shuffled on each rank",
-    )
     chat_template_kwargs: dict[str, Any] = Field(
         {},
         description="arguments of the chat template with data.apply_chat_template, such as "

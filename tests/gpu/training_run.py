@@ -153,7 +153,8 @@ def check_run(record: Record, run_dir: Path, rollouts: int, mismatch: float = TO
     environment = run_dir / "environment.json"
     if environment.is_file():
         record.figure("engine", json.loads(environment.read_text()).get("engine"))
-    planned = plan_of(load_config(run_dir / "config.yaml"), folder=run_dir)
+    recipe = run_dir / "config.yaml"
+    planned = plan_of(load_config(recipe), folder=run_dir) if recipe.is_file() else None
     if planned is not None:
         plan = planned.as_json()
         time = plan["time"] or {}

@@ -111,8 +111,4 @@ def _readers(value: Callable[[str], Any]) -> list[tuple[str, bool]]:
         # Dropped out in training, and not in a pass of their own.
         ("ds.lora.dropout is above 0", value("ds.lora.rank") > 0 and value("ds.lora.dropout") > 0),
         ("ranks share samples (ds.ring_attn_size, ds.tensor_parallel_size)", shards > 1),
-        (
-            "sg.batches=upstream has each rank shuffle its samples",
-            value("sg.batches") == "upstream" and not value("train.dynamic_batch_enable"),
-        ),
     ]

@@ -1,7 +1,7 @@
 """A rollout's samples as the micro-batches of each rank: the controller's part.
 
-Upstream cuts a rollout into contiguous chunks, one per rank, and each rank shuffles its own. With
-``sg.batches=balanced`` samples go to ranks by length (:mod:`sg_rlhf.batching.balance`), and a rank
+Upstream cuts a rollout into contiguous chunks, one per rank, and each rank shuffles its own. Here
+samples go to ranks by length (:mod:`sg_rlhf.batching.balance`), and a rank
 trains them in the order in which it gets them: first its samples of the first optimizer step, then
 those of the second, each in order of micro-batches.
 
@@ -41,7 +41,7 @@ def is_balanced(args: Any) -> bool:
     upstream sees to.
     """
     shared = args.ds.ring_attn_size * args.ds.tensor_parallel_size > 1
-    return args.sg.batches == "balanced" and not shared
+    return not shared
 
 
 def balances_micro_batches(args: Any) -> bool:

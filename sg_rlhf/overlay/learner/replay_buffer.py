@@ -2,7 +2,7 @@
 
 :class:`UpdateBatching` is the one place that knows how an update on a rank is cut:
 
-- ``sg.batches=balanced``: micro-batches of any number of samples, cut by the controller
+- balanced: micro-batches of any number of samples, cut by the controller
   (:mod:`sg_rlhf.overlay.learner.micro_batches`) and recorded by :class:`BalancedBuffer`;
 - ``train.dynamic_batch_enable``: micro-batches by tokens, cut by upstream's replay buffer;
 - else ``train.micro_batch_size`` samples each, and as many micro-batches per optimizer step as
@@ -176,7 +176,6 @@ class UpdateBatching:
         is_variable: whether optimizer steps have different numbers of micro-batches. DeepSpeed then
             accumulates until the update marks the end of a step.
         accumulation: by how much DeepSpeed divides each loss.
-        shuffles: whether each epoch draws its own order of samples.
     """
 
     def __init__(self, strategy: Any) -> None:
@@ -185,13 +184,6 @@ class UpdateBatching:
         self.cut_by_controller = micro_batches.has_variable_size(args)
         self.is_variable = self.cut_by_controller or bool(args.train.dynamic_batch_enable)
         self.accumulation = 1 if self.is_variable else strategy.accumulated_gradient
-        self.shuffles = not (
-            self.is_variable
-            or micro_batches.is_balanced(args)
-            # Ranks that share samples must have them in one order.
-            or strategy.ring_attn_group is not None
-            or args.ds.tensor_parallel_size > 1
-        )
 
     def steps(self, buffer: Any) -> Steps:
         """The optimizer steps of an epoch in the order of the buffer; collective if dynamic."""
@@ -256,18 +248,9 @@ class UpdateBatching:
     def _in_epoch_order(self, buffer: Any) -> Steps:
         steps = self.steps(buffer)
         flat = list(itertools.chain.from_iterable(steps))
-        size = 1
-        if self.shuffles:
-            flat, size = [[i] for i in range(len(buffer.items))], buffer.sample_batch_size
-        # Upstream's update iterates over a DataLoader. It draws from torch's generator, for the
-        # order and for a seed of its workers, which dropout's random numbers follow.
-        loader: Any = DataLoader(
-            flat,  # type: ignore[arg-type]
-            batch_size=size,
-            shuffle=self.shuffles,
-            drop_last=True,
-            collate_fn=lambda lists: list(itertools.chain.from_iterable(lists)),
-        )
+        # Upstream's update iterates over a DataLoader. It draws from torch's generator, for a seed
+        # of its workers, which dropout's random numbers follow.
+        loader: Any = DataLoader(flat, batch_size=None)  # type: ignore[arg-type]
         drawn = iter(loader)
         return [list(itertools.islice(drawn, len(step))) for step in steps]
 

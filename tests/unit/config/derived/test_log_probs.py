@@ -34,7 +34,6 @@ def rule(*overrides: str, algorithm: str | None = None) -> OldLogProbRule:
         (["ds.lora.rank=8", "ds.lora.dropout=0.1"], "ds.lora.dropout"),
         (["ds.ring_attn_size=2"], "ds.ring_attn_size"),
         (["ds.tensor_parallel_size=2"], "ds.tensor_parallel_size"),
-        (["sg.batches=upstream"], "sg.batches=upstream"),
     ],
 )
 def test_what_reads_them_before_the_update_has_a_pass_over_all(
@@ -56,7 +55,6 @@ def test_lopti_parts_tokens_by_them() -> None:
         [],
         ["algo.kl.init_coef=0", "algo.kl.use_loss=false"],  # no KL at all
         ["ds.lora.dropout=0.1"],  # without adapters nothing is dropped
-        ["sg.batches=upstream", "train.dynamic_batch_enable=true"],  # which is not shuffled
         ["train.dynamic_batch_enable=true"],
         ["train.max_epochs=2"],
         ["actor.policy_loss_type=gspo", "algo.kl.estimator=k3"],

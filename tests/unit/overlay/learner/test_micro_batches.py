@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
-import openrlhf.trainer.ppo_trainer as upstream_trainer
 import pytest
 import ray
 import torch
@@ -228,11 +227,14 @@ def by_place(ranks: list[Rank]) -> dict[int, Any]:
     return {int(item.sequences[0]): item for item in items}
 
 
-def test_what_a_sample_is_trained_on_does_not_depend_on_the_dealing() -> None:
+def test_what_a_sample_is_trained_on_does_not_depend_on_the_dealing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Advantages are of whole groups of prompts; no field loses or gains a token."""
     trained = {}
     for way in ("balanced", "upstream"):
-        args = arguments(f"sg.batches={way}")
+        monkeypatch.setattr(micro_batches, "is_balanced", lambda _args, way=way: way == "balanced")
+        args = arguments()
         trained[way] = by_place(ranks_of(args, Maker(args).make_experience_batch(rollout())))
     lengths = [int(s.total_length) for s in rollout()]
     for place, ours in trained["balanced"].items():
@@ -311,28 +313,13 @@ def test_a_resumed_run_forms_the_same_batches_and_the_next_rollout_others() -> N
     assert found[0] == found[1] != found[2]
 
 
-def test_upstreams_way_is_a_setting_away() -> None:
-    args = arguments("sg.batches=upstream")
-    maker = Maker(args)
-    experiences = maker.make_experience_batch(rollout())
-    assert places(experiences) == list(range(SAMPLES))
-    assert [len(e.sequences) for e in experiences] == [4] * 4
-    assert maker.idle_fraction is None
-    rank = ranks_of(args, experiences)[0]
-    torch.manual_seed(0)
-    first = rank.trained()
-    assert sorted(itertools.chain.from_iterable(first)) == list(range(SAMPLES // 2))
-    assert first != rank.trained()
-
-
 @pytest.mark.parametrize(
     "other",
     [
-        ["sg.batches=upstream", *DYNAMIC],
         ["ds.tensor_parallel_size=2"],
         ["ds.ring_attn_size=2"],
     ],
-    ids=["dynamic", "tensor parallel", "ring"],
+    ids=["tensor parallel", "ring"],
 )
 def test_what_cuts_by_itself_is_left_to_upstream(other: list[str]) -> None:
     args = arguments(*other)
@@ -367,8 +354,7 @@ def test_dynamic_batches_get_their_optimizer_steps_from_the_same_draw() -> None:
 
 
 @pytest.mark.parametrize(
-    "way", [[], ["sg.batches=upstream"], ["sg.batches=upstream", *DYNAMIC], DYNAMIC],
-    ids=["balanced", "upstream", "upstream dynamic", "balanced dynamic"],
+    "way", [[], DYNAMIC], ids=["balanced", "balanced dynamic"],
 )  # fmt: skip
 def test_the_mean_over_prompts_of_all_ranks_is_that_of_the_optimizer_step(
     way: list[str], monkeypatch: pytest.MonkeyPatch
@@ -421,21 +407,6 @@ def loss_and_mask(items: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
     position_T = torch.arange(mask_BT.shape[1])
     place_B = torch.tensor([float(item.sequences[0]) for item in items])
     return torch.sin(place_B[:, None] + 0.1 * position_T), mask_BT
-
-
-def test_upstream_gives_a_dynamic_step_samples_by_their_lengths() -> None:
-    """Why balanced samples keep their ranks (:meth:`SGPPOTrainer.train_step`)."""
-    args = arguments("sg.batches=upstream", *DYNAMIC)
-    experiences = Maker(args).make_experience_batch(rollout())
-    ranks = ranks_of(args, upstream_trainer.balance_experiences(experiences, args))
-    own = STEP // RANKS
-    lengths = [
-        sorted(int(i.total_length) for r in ranks for i in r.buffer.items[k * own : (k + 1) * own])
-        for k in range(2)
-    ]
-    assert lengths[0][0] < lengths[1][0] and lengths[0][-1] > lengths[1][-1]
-    ordered = sorted(itertools.chain(*lengths))
-    assert lengths[1] == ordered[STEP // 2 : -STEP // 2], "the middle is left for the last"
 
 
 def test_a_reference_on_half_of_the_ranks_has_two_hands_of_each() -> None:

@@ -74,7 +74,6 @@ def trained(args: Any, *, skip: bool, twist: Any = None) -> tuple[Any, Counting,
     """The trainer, its policy and its status after two rollouts of two optimizer steps."""
     strategy, actor = TwoSteps(args), Counting()
     trainer = policy_trainer(strategy, actor)
-    assert not trainer.batching.shuffles
     status: dict[str, Any] = {}
     for _ in range(2):
         for experience in rollout(plain(actor)):

@@ -40,7 +40,6 @@ __all__ = ["one_rank"]
         (["algo.kl.use_loss=false", "algo.kl.estimator=k1"], False),
         (["algo.kl.init_coef=0"], False),
         (["sg.on_nonfinite=skip"], False),
-        (["sg.batches=upstream"], False),
         (LENGTHS, False),
         (["actor.num_gpus_per_node=2", "ref.num_gpus_per_node=2", "vllm.num_engines=2"], True),
     ],

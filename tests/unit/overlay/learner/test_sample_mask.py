@@ -71,7 +71,9 @@ def by_place(maker: Maker, samples: list[Any]) -> dict[int, Any]:
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_reward_takes_its_group_along(estimator: str, value: float) -> None:
+def test_a_reward_takes_its_group_along(
+    estimator: str, value: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     args = arguments(SKIP, f"algo.advantage.estimator={estimator}")
     maker = Maker(args)
     found = by_place(maker, with_bad_reward(value))
@@ -81,7 +83,8 @@ def test_a_reward_takes_its_group_along(estimator: str, value: float) -> None:
     assert len(found) == SAMPLES
     # Without the group in the rollout at all, in a run that stops at such a value.
     rest = [sample for place, sample in enumerate(rollout()) if place not in MATES]
-    fewer = arguments(f"algo.advantage.estimator={estimator}", "sg.batches=upstream")
+    monkeypatch.setattr(micro_batches, "is_balanced", lambda _args: False)
+    fewer = arguments(f"algo.advantage.estimator={estimator}")
     expected = {
         int(sequence[0]): (advantages, mask)
         for e in Maker(fewer).make_experience_batch(rest)
@@ -108,7 +111,7 @@ def test_the_rollouts_mean_reward_is_that_of_the_finite_ones() -> None:
     assert float(rewards.mean()) == pytest.approx(sum(others) / len(others))
 
 
-@pytest.mark.parametrize("batches", [[], DYNAMIC, ["sg.batches=upstream"]])
+@pytest.mark.parametrize("batches", [[], DYNAMIC])
 @pytest.mark.parametrize(
     ("field", "cause"),
     [

@@ -80,7 +80,7 @@ def by_hand(estimator: str) -> dict[int, float]:
     return found
 
 
-@pytest.mark.parametrize("batches", [[], DYNAMIC, ["sg.batches=upstream"]])
+@pytest.mark.parametrize("batches", [[], DYNAMIC])
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_the_others_of_its_group_are_compared_among_themselves(
     estimator: str, batches: list[str]
