@@ -310,7 +310,6 @@ class SGActorPPOTrainer(SyncTrainer):
         self._loss_check.finish(totals.failed, step, self.skips)
         if not self._is_checked:
             self._is_checked = True
-            # A replayed rollout may be of any weights.
             if self.vllm_engines is not None and totals.mismatch is not None:
                 log_prob_check.check_samples(totals.mismatch, self.args, step)
 
