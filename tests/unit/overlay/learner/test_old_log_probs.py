@@ -306,7 +306,9 @@ def test_the_policys_pass_is_left_out_and_nothing_else(monkeypatch: pytest.Monke
     monkeypatch.setattr(overlapped_reference, "can_overlap", lambda _args: False)
     maker, experiences = made(monkeypatch)
     assert maker.asked == ["reference"]
-    _, whole = made(monkeypatch, "sg.update=lopti")
+    everywhere = old_log_probs.OldLogProbRule("all", 1.0, "as upstream")
+    monkeypatch.setattr(old_log_probs, "rule_of", lambda _args: everywhere)
+    _, whole = made(monkeypatch)
     assert len(experiences) == len(whole)
     for found, expected in zip(experiences, whole, strict=True):
         assert found.action_log_probs is None and expected.action_log_probs is not None
