@@ -114,7 +114,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory, world: World) -> Stopped:
         run = subprocess.Popen(
             training(
                 run_dir, world, url, "train.num_episodes=50", "sg.samples_per_step=16",
-                "sg.search.retries=1", "sg.search.outage_s=3", "eval.dataset=null",
+                "sg.search.retries=1", "sg.search.outage_s=3",
             ),
             cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
             text=True,
