@@ -93,7 +93,7 @@ def rank_outputs(command: Sequence[str], count: int, limit: float = 300.0) -> li
     Raises:
         SystemExit: with the standard error of the rank that failed.
     """
-    from sg_rlhf.overlay.patches.free_port import free_port
+    from sg_rlhf.overlay.cluster.free_port import free_port
 
     of_job = {
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(count),

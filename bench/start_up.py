@@ -51,7 +51,7 @@ def kind(process: psutil.Process) -> str:
         ("ray::SGPolicy", "policy"), ("ray::PolicyModel", "policy"),
         ("ray::Reference", "reference"), ("ray::SGRollout", "engine"),
         ("ray::RolloutRay", "engine"), ("VLLM::", "engine's core"),
-        ("ray::PPOTrainer", "controller"), ("ray::SGPPOTrainer", "controller"),
+        ("ray::PPOTrainer", "controller"), ("ray::Controller", "controller"),
         ("ray::_train", "training loop"), ("-m sg_rlhf.train", "driver"),
         ("fork_server.server", "fork server"),
     ):  # fmt: skip

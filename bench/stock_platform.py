@@ -21,6 +21,8 @@ AS_SHIPPED = "BENCH_STOCK_AS_SHIPPED"
 PLATFORM = (
     *(p for p in table.PATCHES if p.when in (platform.is_cpu, platform.emulates_bf16)),
     *(p for p in table.PATCHES if p.name.endswith(f"[{packed_attention.VARLEN}]")),
+    table.Patch("openrlhf.trainer.ray.ppo_actor", "stateless_init_process_group",
+                "sg_rlhf.overlay.cpu.gloo:stateless_init_process_group", "needs NCCL"),
     table.Patch("openrlhf.trainer.ray.vllm_engine", "RolloutRayActor",
                    "bench.stock_engine:RemoteCpuRolloutActor",
                    "takes vLLM's settings for the CPU"),

@@ -23,13 +23,13 @@ table.install()
 import torch  # noqa: E402
 from openrlhf.models import Actor  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
-from openrlhf.utils import get_strategy  # noqa: E402
 
 from sg_rlhf.config import load_config  # noqa: E402
+from sg_rlhf.overlay.checkpoints.strategy import Strategy  # noqa: E402
+from sg_rlhf.overlay.cluster.free_port import free_port  # noqa: E402
 from sg_rlhf.overlay.driver.arguments import check_platform, upstream_arguments  # noqa: E402
 from sg_rlhf.overlay.learner.micro_batches import SAMPLE_INDEX  # noqa: E402
 from sg_rlhf.overlay.learner.update import SGActorPPOTrainer  # noqa: E402
-from sg_rlhf.overlay.patches.free_port import free_port  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT / "configs"
@@ -64,7 +64,7 @@ class TinyUpdate:
             os.environ.setdefault(name, value)
         os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
         os.environ.setdefault("MASTER_PORT", str(free_port()))
-        self.strategy = get_strategy(args)
+        self.strategy = Strategy(args)
         self.strategy.setup_distributed()
         actor = Actor(
             args.actor.model_name_or_path,
@@ -91,7 +91,6 @@ class TinyUpdate:
             actor_optim=self.optimizer,
             actor_scheduler=self.scheduler,
             micro_train_batch_size=args.train.micro_batch_size,
-            dataloader_pin_memory=False,
         )
 
     def responses(

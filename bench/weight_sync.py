@@ -58,7 +58,7 @@ class Trainer:
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM
 
-        from sg_rlhf.overlay.patches.free_port import free_port
+        from sg_rlhf.overlay.cluster.free_port import free_port
 
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         on_gpu = device == "cuda"
@@ -83,10 +83,10 @@ class Trainer:
 
     def connect(self) -> tuple[int, int]:
         """Join the engine's group; the model's tensors and bytes."""
-        from openrlhf.trainer.ray.ppo_actor import ActorPPOTrainer
+        from sg_rlhf.overlay.learner.sync_trainer import SyncTrainer
 
         if not self.use_cuda_ipc:
-            ActorPPOTrainer._init_vllm_sync_group(self, self.args.vllm.sync_backend)
+            SyncTrainer.connect_engines(self)
         parameters = list(self.module.parameters())
         return len(parameters), sum(p.numel() * p.element_size() for p in parameters)
 
@@ -107,11 +107,7 @@ class Trainer:
 
         started = time.perf_counter()
         if bucket_mb is None:
-            # The class that ours replaces.
-            upstreams: Any = next(
-                c for c in ActorPPOTrainer.__mro__ if c.__module__.startswith("openrlhf.")
-            )
-            upstreams.broadcast_to_vllm(self)
+            ActorPPOTrainer.broadcast_to_vllm(self)
         else:
             weight_sync.BUCKET_MIB[self.args.vllm.sync_backend] = bucket_mb
             WeightSync(self).send()
@@ -134,7 +130,7 @@ def measure(size: str, buckets: list[int], rounds: int, device: str) -> dict[str
 
     from sg_rlhf.overlay.cpu import platform
     from sg_rlhf.overlay.patches import table
-    from sg_rlhf.overlay.rollout.engine import RemoteRolloutActor
+    from sg_rlhf.overlay.rollout.engine import SGRolloutActor
     from sg_rlhf.sampling import vllm_settings
 
     on_cpu = device == "cpu"
@@ -153,7 +149,7 @@ def measure(size: str, buckets: list[int], rounds: int, device: str) -> dict[str
     try:
         with tempfile.TemporaryDirectory() as folder:
             write_config(size, Path(folder))
-            engine = RemoteRolloutActor.options(num_cpus=1, num_gpus=0.5).remote(
+            engine = ray.remote(num_cpus=1, num_gpus=0.5)(SGRolloutActor).remote(
                 **engine_settings(folder)
             )
             trainer = ray.remote(num_cpus=1, num_gpus=0.5)(Trainer).remote(folder, engine, device)

@@ -64,13 +64,13 @@ BOXES = (
         "overlay/model"),
 )  # fmt: skip
 ARROWS = (
-    Arrow("M320 70 H396", "", 0, 0, "overlay/driver/run.py", "upstream_train"),
+    Arrow("M320 70 H396", "", 0, 0, "overlay/driver/train.py", "train"),
     Arrow("M700 70 H776", "", 0, 0, "overlay/controller/metric_log.py", "MetricLog"),
     Arrow("M420 126 L250 224", "1 prompts", 222, 168, "overlay/rollout/dispatch.py", "submit"),
     Arrow("M290 228 L466 130", "2 responses, rewards", 392, 202,
           "overlay/rollout/dispatch.py", "completions"),
     Arrow("M600 126 V224", "3 score, 4 train", 612, 196,
-          "overlay/controller/trainer.py", "ppo_train"),
+          "overlay/controller/trainer.py", "_update_policy"),
     Arrow("M690 126 L850 224", "3 score", 792, 168,
           "overlay/learner/experience_maker.py", "make_experience"),
     Arrow("M550 355 V397 H230 V359", "5 weight sync: the new weights", 242, 389,

@@ -37,7 +37,7 @@ ROLES = {
     "RolloutActor": "rollout engine",
     "PolicyModelActor": "policy",
     "ReferenceModelActor": "reference",
-    "PPOTrainer": "controller",
+    "Controller": "controller",
     "gcs_server": "Ray: gcs_server",
     "raylet": "Ray: raylet",
     "sg_rlhf.train": "driver",

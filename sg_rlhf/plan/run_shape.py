@@ -14,7 +14,7 @@ from sg_rlhf.config.derived.log_probs import (
     fused_log_probs_supported,
     old_log_prob_rule,
 )
-from sg_rlhf.config.derived.weight_sync import bucket_bytes, uses_buckets
+from sg_rlhf.config.derived.weight_sync import bucket_bytes
 from sg_rlhf.plan.shapes import ModelShape, shape_of
 
 #: full: logits of every token in float32, as upstream has them. fused: log-probs from the hidden
@@ -202,15 +202,13 @@ def run_shape(config: Config) -> RunShape | None:
 
 def _logits(config: Config, model: ModelShape) -> Logits:
     fused = model.family in FUSED_FAMILIES and fused_log_probs_supported(
-        config.sg.fused_logprobs,
-        config.value("ds.tensor_parallel_size"),
-        config.value("ds.deepcompile"),
+        config.sg.fused_logprobs, config.value("ds.deepcompile")
     )
     return "fused" if fused else "full"
 
 
 def _sync_bucket(config: Config) -> int:
-    return bucket_bytes(config.value) if uses_buckets(config.value) else 0
+    return bucket_bytes(config.value)
 
 
 def _turns(config: Config) -> int:

@@ -42,9 +42,9 @@ def engine(case: str) -> tuple[Any, ...]:
     settings = ["actor.adam.lr=0.001", "actor.adam.betas=[0.9,0.99]", "actor.adam.weight_decay=0.1"]
     recipe, _ = update.cases()["grpo_sg"]
     args = update.arguments(recipe, [*settings, *overrides], MICRO_BATCH)
-    given = update.get_strategy
+    given = update.Strategy
 
-    def get_strategy(args: Any) -> Any:
+    def with_buffer(args: Any) -> Any:
         strategy = given(args)
         configured = strategy.get_ds_train_config
 
@@ -57,11 +57,11 @@ def engine(case: str) -> tuple[Any, ...]:
             strategy.get_ds_train_config = with_small_buffers
         return strategy
 
-    update.get_strategy = get_strategy
+    update.Strategy = with_buffer
     try:
         return update.prepare(args, schedule="cosine_with_min_lr", **of_the_actor)
     finally:
-        update.get_strategy = given
+        update.Strategy = given
 
 
 def trained(actor: Any) -> dict[str, torch.Tensor]:

@@ -62,10 +62,9 @@ def main(folder: Path, out: Path) -> None:
     second = step(actor, optimizer, scheduler)
 
     _, actor, optimizer, scheduler = update.prepare(args)
-    load: Any = DeepspeedStrategy.load_ckpt
-    load.__wrapped__(strategy, actor.model, str(folder))
+    DeepspeedStrategy.load_ckpt(strategy, actor.model, str(folder))
     found["loaded_by_upstream"] = names(actor.model)
-    load(strategy, actor.model, str(folder))
+    strategy.load_ckpt(actor.model, str(folder))
     found["loaded"] = names(actor.model)
     offload_deepspeed_states(actor.model)
     found["asleep_again"] = names(actor.model)

@@ -26,10 +26,10 @@ import torch  # noqa: E402
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state  # noqa: E402
 from openrlhf.models import Actor  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
-from openrlhf.utils import get_strategy  # noqa: E402
 from transformers import AutoTokenizer  # noqa: E402
 
 from sg_rlhf.config import load_config  # noqa: E402
+from sg_rlhf.overlay.checkpoints.strategy import Strategy  # noqa: E402
 from sg_rlhf.overlay.driver.arguments import upstream_arguments  # noqa: E402
 from sg_rlhf.overlay.learner import micro_batches  # noqa: E402
 from sg_rlhf.overlay.learner.update import SGActorPPOTrainer  # noqa: E402
@@ -183,7 +183,7 @@ def prepare(
         ds: further settings of DeepSpeed's `zero_optimization`.
     """
     args.local_rank = -1
-    strategy = get_strategy(args)
+    strategy = Strategy(args)
     micro_batches.prepare_strategy(strategy)
     strategy.setup_distributed()
     if in_float32:
@@ -226,7 +226,6 @@ def trainer_of(
         actor_optim=optimizer,
         actor_scheduler=scheduler,
         micro_train_batch_size=micro_batch,
-        dataloader_pin_memory=False,
     )
 
 

@@ -55,7 +55,7 @@ def test_unit_tests_see_no_gpu() -> None:
 
 
 RECIPE = "configs/kk/grpo_sg_qwen2.5-3b-instruct.yaml"
-CRITIC = "algo.advantage.estimator=gae critic.num_gpus_per_node=4 reward.num_gpus_per_node=4"
+REWARD = "reward.remote_url=null reward.model_name_or_path=a/b reward.num_gpus_per_node=4"
 ASYNC = "train.async_enable=true sg.correction=tis vllm.enable_sleep=false"
 APART = "train.colocate_all=false vllm.enable_sleep=false ds.enable_sleep=false"
 
@@ -64,9 +64,8 @@ APART = "train.colocate_all=false vllm.enable_sleep=false ds.enable_sleep=false"
     ("overrides", "gpus"),
     [
         ("", 8),
-        ("algo.advantage.estimator=gae", 8),  # a critic on the policy's GPUs
-        (f"{CRITIC} train.colocate_critic_reward=true", 12),
-        (f"{CRITIC} {APART}", 8 + 8 + 8 + 4),
+        (REWARD, 8),  # a reward model on the policy's GPUs
+        (f"{REWARD} {APART}", 8 + 8 + 8 + 4),
         (ASYNC, 8 + 8),
         (APART, 8 + 8 + 8),
         (f"{APART} algo.kl.init_coef=0 train.colocate_actor_ref=true vllm.num_engines=4", 8 + 4),
@@ -84,4 +83,4 @@ def test_one_number_everywhere(overrides: str, gpus: int) -> None:
     assert plan is not None
     said = [problem for problem in plan.memory.problems if problem.startswith("GPUs")]
     assert said == ([f"GPUs: {gpus}, and there are 8"] if gpus > 8 else [])
-    assert ("gae" in overrides) == any("critic" in line for line in plan.memory.remarks)
+    assert ("a/b" in overrides) == any("reward" in line for line in plan.memory.remarks)

@@ -111,7 +111,7 @@ def test_paths_reach_the_workers_absolute_and_ids_of_a_hub_as_they_are(
     config = load_config(
         CONFIGS / "kk" / "grpo_sg_tiny_cpu.yaml",
         [
-            "actor.model_name_or_path=model", "critic.model_name_or_path=Qwen/Qwen2.5-0.5B",
+            "actor.model_name_or_path=model", "reward.model_name_or_path=Qwen/Qwen2.5-0.5B",
             "data.prompt_dataset='train.jsonl, ./more.jsonl,org/set@part'", "eval.dataset=null",
             "reward.remote_url='reward.py,http://host/score'", "ckpt.path=elsewhere",
             "sg.eval_sets=[{name: a, dataset: test.jsonl, temperature: 0, limit: 4},"
@@ -123,7 +123,7 @@ def test_paths_reach_the_workers_absolute_and_ids_of_a_hub_as_they_are(
     found = with_absolute_paths(config)
     assert config.to_yaml() == given and "prompt_dataset: train.jsonl, ./more.jsonl" in given
     assert found.value("actor.model_name_or_path") == str(tmp_path / "model")
-    assert found.value("critic.model_name_or_path") == "Qwen/Qwen2.5-0.5B"
+    assert found.value("reward.model_name_or_path") == "Qwen/Qwen2.5-0.5B"
     assert found.value("data.prompt_dataset") == (
         f"{tmp_path}/train.jsonl,{tmp_path}/more.jsonl,org/set@part"
     )

@@ -12,6 +12,7 @@ from sg_rlhf.config.recipe import Config
 
 #: Each takes ``Config.value`` and raises ValueError with one line: keys, values and the remedy.
 CHECKS = (
+    layout.check_unsupported,
     layout.check_reward,
     layout.check_generation,
     layout.check_placement,

@@ -67,11 +67,11 @@ def _check_experts(config: Config, folder: Path) -> None:
 
     Upstream's weight sync sends the experts stacked. Adapters of stacked experts are not merged.
     """
-    shards, rank = config.value("ds.tensor_parallel_size"), config.value("ds.lora.rank")
-    if (shards > 1 or rank > 0) and model_folder.has_experts(folder):
+    rank = config.value("ds.lora.rank")
+    if rank > 0 and model_folder.has_experts(folder):
         raise ConfigError(
-            f"{MODELS[0]}={folder}: a mixture of experts, not with ds.tensor_parallel_size="
-            f"{shards}, ds.lora.rank={rank}: the engines would load other weights; use 1 and 0"
+            f"{MODELS[0]}={folder}: a mixture of experts, not with ds.lora.rank={rank}: the "
+            "engines would load other weights; use 0"
         )
 
 

@@ -20,7 +20,7 @@ COUNTS = (
     "rollout.batch_size", "rollout.n_samples_per_prompt", "rollout.micro_batch_size",
     "train.batch_size", "train.micro_batch_size", "train.max_epochs",
     "actor.num_nodes", "actor.num_gpus_per_node", "vllm.num_engines", "vllm.tensor_parallel_size",
-    "ds.ring_attn_size", "ds.tensor_parallel_size", "data.max_len",
+    "data.max_len",
 )  # fmt: skip
 
 
@@ -31,6 +31,45 @@ def check_counts(value: Value) -> None:
         if count is None or count < 1:
             shown = f"{key}: not set" if count is None else f"{key}={count}"
             raise ValueError(f"{shown}: expected 1 or more")
+
+
+def check_unsupported(value: Value) -> None:
+    """Refuse what OpenRLHF has and this project leaves out."""
+    estimator = "algo.advantage.estimator"
+    for key, applies, what, remedy in (
+        (
+            estimator,
+            value(estimator) == "gae",
+            "a critic is not supported",
+            f"set {estimator}=group_norm, GRPO's, or another one",
+        ),
+        (
+            "critic.model_name_or_path",
+            bool(value("critic.model_name_or_path")),
+            "a critic is not supported",
+            "take it out",
+        ),
+        (
+            "data.max_images_per_prompt",
+            value("data.max_images_per_prompt") > 0,
+            "images are not supported",
+            "set it to 0",
+        ),
+        (
+            "ds.ring_attn_size",
+            value("ds.ring_attn_size") != 1,
+            "ring attention is not supported",
+            "set it to 1; ds.packing_samples and a larger ds.zero_stage save memory",
+        ),
+        (
+            "ds.tensor_parallel_size",
+            value("ds.tensor_parallel_size") != 1,
+            "the trainer's tensors are not split over ranks",
+            "set it to 1, with ds.zero_stage=3; vllm.tensor_parallel_size is the engines'",
+        ),
+    ):
+        if applies:
+            raise ValueError(f"{key}={value(key)}: {what}; {remedy}")
 
 
 def check_reward(value: Value) -> None:
@@ -80,8 +119,6 @@ def check_placement(value: Value) -> None:
     pairs = []
     if shared and topology.has_reference(value):
         pairs.append(("actor", "ref"))
-    if topology.has_critic(value) and value("train.colocate_critic_reward"):
-        pairs.append(("critic", "reward"))
     for first, second in pairs:
         for key in ("num_nodes", "num_gpus_per_node"):
             a, b = value(f"{first}.{key}"), value(f"{second}.{key}")
@@ -91,7 +128,7 @@ def check_placement(value: Value) -> None:
                     "share their accelerators"
                 )
     policy = topology.gpus_of(value, "actor")
-    if value("train.colocate_all") and not value("train.colocate_critic_reward"):
+    if value("train.colocate_all"):
         for name in topology.models(value):
             size = topology.gpus_of(value, name)
             if size > policy:
@@ -118,17 +155,11 @@ def check_batches(value: Value) -> None:
             f"{rollout}: not divisible by train.batch_size={step}, so an optimizer step would "
             "run over into the next rollout"
         )
-    dynamic, stage = value("train.dynamic_batch_enable"), value("ds.zero_stage")
-    if dynamic and "critic" in ranks and stage in (1, 2):
-        raise ValueError(
-            f"train.dynamic_batch_enable=true with a critic and ds.zero_stage={stage}: the critic "
-            "would learn from the last micro-batch of each step alone; use ds.zero_stage=3, or "
-            "train.dynamic_batch_enable=false"
-        )
+    dynamic = value("train.dynamic_batch_enable")
     train_micro, score_micro = value("train.micro_batch_size"), value("rollout.micro_batch_size")
     for name, count in ranks.items():
         on = f"{count} data-parallel ranks of {name}"
-        learns = name in ("actor", "critic")
+        learns = name == "actor"
         if dynamic:
             if learns and step % count:
                 raise ValueError(f"train.batch_size={step}: not divisible by the {on}")
@@ -159,26 +190,11 @@ def check_engines(value: Value) -> None:
             f"rollout.top_p={value('rollout.top_p'):g}: the engine would renormalise, "
             "and the trainer's log-probs would not match; set it to 1"
         )
-    if value("ds.lora.rank") > 0:
-        _check_lora(value)
-
-
-def _check_lora(value: Value) -> None:
-    """LoRA is merged before sending. Only bucketed sync does that, and not into 4-bit weights."""
-    shards = value("ds.tensor_parallel_size")
-    for applies, setting, remedy in (
-        (value("ds.load_in_4bit"), "ds.load_in_4bit=true", "set it to false"),
-        (
-            shards > 1,  # upstream's loop sends without merging
-            f"ds.tensor_parallel_size={shards}",
-            "use 1",
-        ),
-    ):
-        if applies:
-            raise ValueError(
-                f"ds.lora.rank={value('ds.lora.rank')}: not with {setting}: the engine takes "
-                f"adapters merged into their layers; {remedy}"
-            )
+    if value("ds.lora.rank") > 0 and value("ds.load_in_4bit"):
+        raise ValueError(
+            f"ds.lora.rank={value('ds.lora.rank')}: not with ds.load_in_4bit=true: the engine "
+            "takes adapters merged into their layers; set it to false"
+        )
 
 
 def check_async(value: Value) -> None:
@@ -206,11 +222,6 @@ def check_async(value: Value) -> None:
         raise ValueError(
             "train.partial_rollout_enable=true: not with train.full_determinism_enable=true: which "
             "tokens a weight sync comes between is a matter of time; set one of them to false"
-        )
-    if partial and value("data.max_images_per_prompt") > 0:
-        raise ValueError(
-            "train.partial_rollout_enable=true: not with images (data.max_images_per_prompt), "
-            "whose tokens' weights are not known; set it to false"
         )
     loss = value("actor.policy_loss_type")
     takes_correction = loss in POLICY_LOSS_TYPES or loss == "ppo"

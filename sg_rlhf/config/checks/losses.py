@@ -6,7 +6,6 @@ Every function takes ``value``: dotted key -> its value, and raises ValueError w
 from __future__ import annotations
 
 from sg_rlhf.algo.objectives import check_objective
-from sg_rlhf.config.derived import topology
 from sg_rlhf.config.derived.topology import Value
 from sg_rlhf.config.upstream_flags import KL_ESTIMATORS, POLICY_LOSS_TYPES, PROMPT_MEAN
 from sg_rlhf.config.weighting_resolution import built_objective, built_weighting, check_update
@@ -106,7 +105,6 @@ def check_nonfinite(value: Value) -> None:
     stage, sums = value("ds.zero_stage"), value("ds.grad_accum_dtype")
     # DeepSpeed then has another kind of optimizer, which detects no overflow.
     bf16_optimizer = stage == 1 and "32" in str(sums) and not value("ds.adam_offload")
-    critic = value("critic.model_name_or_path") or value("actor.model_name_or_path")
     for applies, setting, remedy in (
         (stage not in (1, 2, 3), f"ds.zero_stage={stage}", "1, 2 or 3"),
         (bf16_optimizer, f"ds.zero_stage=1, ds.grad_accum_dtype={sums}", "ds.zero_stage=2"),
@@ -114,11 +112,6 @@ def check_nonfinite(value: Value) -> None:
             value("actor.optim") == "muon",
             "actor.optim=muon, which has a gradient in its momentum before its step",
             "adam",
-        ),
-        (
-            topology.has_critic(value),
-            f"critic.model_name_or_path={critic}, whose steps are not watched",
-            "no critic",
         ),
     ):
         if applies:

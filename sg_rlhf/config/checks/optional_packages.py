@@ -29,19 +29,11 @@ class Need(NamedTuple):
     instead: str
 
 
-def _more_than_one(value: Any) -> bool:
-    return int(value) > 1
-
-
 def _is(*values: str) -> Callable[[Any], bool]:
     return lambda value: value in values
 
 
 NEEDS = (
-    # openrlhf/utils/deepspeed/deepspeed.py, setup_ring_attn; its kernels are flash-attn's own.
-    Need("ds.ring_attn_size", _more_than_one, ("ring_flash_attn", "flash_attn"),
-         "pip install ring-flash-attn==0.1.8; pip install --no-build-isolation flash-attn==2.8.3",
-         "1"),
     # openrlhf/models/actor.py; its fused loss also passes our token weights by.
     Need("ds.use_liger_kernel", bool, ("liger_kernel",), "pip install liger-kernel==0.8.5",
          "false"),

@@ -40,19 +40,16 @@ FUSED_FAMILIES: Mapping[str, LogitChange | None] = {
 }
 
 
-def fused_log_probs_supported(
-    requested: bool, tensor_parallel_size: int, deepcompile: bool
-) -> bool:
+def fused_log_probs_supported(requested: bool, deepcompile: bool) -> bool:
     """Whether log-probs can be computed without materialising logits.
 
-    Not where the head is sharded over ranks, nor where the whole model is compiled.
+    Not where the whole model is compiled.
 
     Args:
         requested: ``actor.fused_logprobs``.
-        tensor_parallel_size: ``ds.tensor_parallel_size``.
         deepcompile: ``ds.deepcompile``.
     """
-    return requested and tensor_parallel_size == 1 and not deepcompile
+    return requested and not deepcompile
 
 
 class OldLogProbRule(NamedTuple):
@@ -90,7 +87,6 @@ def old_log_prob_rule(value: Callable[[str], Any]) -> OldLogProbRule:
 def _readers(value: Callable[[str], Any]) -> list[tuple[str, bool]]:
     """Why all samples need a pass, and whether it applies."""
     correction = value("algo.advantage.is_correction_level")
-    shards = value("ds.ring_attn_size") * value("ds.tensor_parallel_size")
     ours = value("actor.policy_loss_type") in POLICY_LOSS_TYPES
     return [
         (
@@ -106,9 +102,6 @@ def _readers(value: Callable[[str], Any]) -> list[tuple[str, bool]]:
             f"algo.advantage.is_correction_level={correction} compares them with the engine's",
             correction not in (None, False, "off"),
         ),
-        # Until its first update upstream keeps the samples of several rollouts.
-        ("there is a critic (critic.model_name_or_path)", bool(value("critic.model_name_or_path"))),
         # Dropped out in training, and not in a pass of their own.
         ("ds.lora.dropout is above 0", value("ds.lora.rank") > 0 and value("ds.lora.dropout") > 0),
-        ("ranks share samples (ds.ring_attn_size, ds.tensor_parallel_size)", shards > 1),
     ]

@@ -12,17 +12,20 @@ from typing import Any
 
 Value = Callable[[str], Any]
 
+#: Names of the models of a run, as messages have them.
+POLICY, REFERENCE, REWARD, ENGINES = "policy", "reference", "reward", "engines"
+
 
 @dataclass(frozen=True)
 class Group:
     """Processes that share their GPUs: one placement group.
 
     Attributes:
-        who: the models in it, and "engines".
+        models: names of the models in it; the engines' is :data:`ENGINES`.
         size: GPUs, of all machines.
     """
 
-    who: str
+    models: tuple[str, ...]
     size: int
 
 
@@ -36,11 +39,6 @@ def has_reference(value: Value) -> bool:
     return bool(value("algo.kl.init_coef") > 0)
 
 
-def has_critic(value: Value) -> bool:
-    """Whether there is a critic: upstream gives one to this estimator alone, named or not."""
-    return bool(value("algo.advantage.estimator") == "gae")
-
-
 def has_reward_model(value: Value) -> bool:
     """Whether a model gives the rewards, and not a function or a server."""
     return not (value("reward.remote_url") or value("train.agent_func_path"))
@@ -51,57 +49,37 @@ def models(value: Value) -> list[str]:
     used = {
         "actor": True,
         "ref": has_reference(value),
-        "critic": has_critic(value),
         "reward": has_reward_model(value),
     }
     return [name for name, is_used in used.items() if is_used]
 
 
 def data_parallel_ranks(value: Value) -> dict[str, int]:
-    """Ranks with samples of their own, by model section.
-
-    Raises:
-        ValueError: a model's GPUs do not divide evenly among the ranks that share samples.
-    """
-    shards = value("ds.ring_attn_size") * value("ds.tensor_parallel_size")
-    ranks = {}
-    for name in models(value):
-        size = gpus_of(value, name)
-        if size < 1 or size % shards:
-            raise ValueError(
-                f"{name}.num_nodes * {name}.num_gpus_per_node = {size}: not divisible by "
-                f"ds.ring_attn_size * ds.tensor_parallel_size = {shards}"
-            )
-        ranks[name] = size // shards
-    return ranks
+    """Ranks by model section; each has samples of its own."""
+    return {name: gpus_of(value, name) for name in models(value)}
 
 
 def groups(value: Value) -> list[Group]:
-    """The placement groups of a run, in the order in which upstream's ``train`` creates them."""
+    """The placement groups of a run. The controller is in the first of them."""
     colocate_all = value("train.colocate_all")
     with_policy = colocate_all or value("train.colocate_actor_ref")
-    critic_with_reward = value("train.colocate_critic_reward")
-    reference, critic = has_reference(value), has_critic(value)
-    reward = has_reward_model(value)
+    reference, reward = has_reference(value), has_reward_model(value)
     engines = (value("vllm.num_engines") or 0) * value("vllm.tensor_parallel_size")
     share = engines_share(value)
     result = []
     if with_policy:
-        sharing = ["policy"] + ["reference"] * reference + ["engines"] * share
-        if colocate_all and not (critic and critic_with_reward):
-            sharing += ["critic"] * critic + ["reward"] * reward
-        result.append(Group(", ".join(sharing), gpus_of(value, "actor")))
+        sharing = [POLICY] + [REFERENCE] * reference + [ENGINES] * share
+        if colocate_all:
+            sharing += [REWARD] * reward
+        result.append(Group(tuple(sharing), gpus_of(value, "actor")))
     if engines and not share:
-        result.append(Group("engines", int(engines)))
+        result.append(Group((ENGINES,), int(engines)))
     if not with_policy:
-        result.append(Group("policy", gpus_of(value, "actor")))
+        result.append(Group((POLICY,), gpus_of(value, "actor")))
         if reference:
-            result.append(Group("reference", gpus_of(value, "ref")))
-    if critic and critic_with_reward:
-        result.append(Group("critic" + ", reward" * reward, gpus_of(value, "critic")))
-    elif not colocate_all:
-        result += [Group("critic", gpus_of(value, "critic"))] * critic
-        result += [Group("reward", gpus_of(value, "reward"))] * reward
+            result.append(Group((REFERENCE,), gpus_of(value, "ref")))
+    if reward and not colocate_all:
+        result.append(Group((REWARD,), gpus_of(value, "reward")))
     return result
 
 

@@ -10,15 +10,6 @@ from typing import Any
 BUCKET_MIB = {"gloo": 64, "nccl": 512}
 
 
-def uses_buckets(value: Callable[[str], Any]) -> bool:
-    """Whether a run syncs in buckets; DeepSpeed's tensor parallelism keeps upstream's loop.
-
-    Args:
-        value: a function from a dotted key to its value.
-    """
-    return bool(value("ds.tensor_parallel_size") <= 1)
-
-
 def bucket_bytes(value: Callable[[str], Any]) -> int:
     """Bytes of weights that are sent at a time."""
     return BUCKET_MIB.get(value("vllm.sync_backend"), BUCKET_MIB["nccl"]) * 2**20

@@ -78,10 +78,8 @@ def _all_gather_objects(mine: Any) -> list[Any]:
 def select_intact(folder: Path) -> str | None:
     """Choose the newest intact checkpoint and name it in the file ``latest``.
 
-    A critic takes the one that its policy took, which checked both.
-
     Args:
-        folder: the checkpoints of one model, ``ckpt.path/_actor`` or ``ckpt.path/_critic``.
+        folder: the checkpoints, ``ckpt.path/_actor``.
 
     Returns:
         Its tag, the same on every rank; None if there are no checkpoints.
@@ -89,18 +87,11 @@ def select_intact(folder: Path) -> str | None:
     Raises:
         CheckpointError: there are checkpoints, and none is intact; with the error of each.
     """
-    policy = folder.parent / "_actor"
-    if folder.name == "_critic" and policy.is_dir():
-        return str(_all_gather_objects(paths.latest_tag(policy))[0]) or None
-    critic = folder.parent / "_critic"
-    with_critic = _all_gather_objects(
-        folder.name == "_actor" and bool(paths.resume_candidates(critic))
-    )[0]
     errors: list[str] = []
     tags: list[str] = _all_gather_objects(paths.resume_candidates(folder))[0]
     for tag in tags:
         with activity.phase(activity.TRAINER, f"reading checkpoint {tag}"):
-            error = _error_in(folder / tag) or (_error_in(critic / tag) if with_critic else None)
+            error = _error_in(folder / tag)
         if error is None:
             if errors:
                 report(f"checkpoint {'; '.join(errors)}; resuming from {tag}")

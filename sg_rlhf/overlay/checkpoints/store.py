@@ -12,7 +12,6 @@ disk. It deletes before it saves, which can leave nothing to resume from.
 
 from __future__ import annotations
 
-import functools
 import gc
 import re
 import shutil
@@ -109,7 +108,7 @@ def hf_folders_to_prune(
 
 
 def save(
-    self: Any,
+    strategy: Any,
     model: Any,
     save_dir: str,
     tag: str | None = None,
@@ -120,14 +119,14 @@ def save(
     metric_value: Any = None,
     metric_key: Any = None,
 ) -> None:
-    """Replace ``DeepspeedStrategy.save_ckpt``: a kill never leaves half a checkpoint, nor none.
+    """Save a checkpoint: a kill never leaves half of one, nor none.
 
     Prunes first, as upstream does, so that at most ``max_num`` checkpoints are on the disk. The one
     named in ``latest`` is deleted only after the new one is complete. Upstream deletes it before
     with ``ckpt.max_num=1``, or if its metric is the worst.
 
     Args:
-        self: the strategy.
+        strategy: upstream's.
         model: DeepSpeed's engine.
         save_dir: the folder of checkpoints.
         tag: name of the checkpoint; None for ``global_step{N}``.
@@ -149,14 +148,14 @@ def save(
     written = paths.temp_path(folder / tag)
 
     def prune(keep: int, ignore: str = "") -> None:
-        saved = [s for s in saved_in(folder, self._read_ckpt_metric) if s.tag != ignore]
+        saved = [s for s in saved_in(folder, strategy._read_ckpt_metric) if s.tag != ignore]
         for old in to_prune(saved, keep, max_mem * 1024**3, {paths.latest_tag(folder), str(tag)}):
             paths.remove(folder / old)
-            self.print(f"deleted checkpoint {folder / old}")
+            strategy.print(f"deleted checkpoint {folder / old}")
 
     try:
         with disk_full_context(folder / tag):
-            if self.is_rank_0():
+            if strategy.is_rank_0():
                 folder.mkdir(parents=True, exist_ok=True)
                 prune(max_num if tag.startswith("best") else max_num - 1, ignore=tag)
             # A folder under deletion looks like a leftover of a killed save: delete it only once.
@@ -166,14 +165,14 @@ def save(
             model.save_checkpoint(
                 save_dir, tag=written.name, client_state=client_state or {}, save_latest=False
             )
-            if self.is_rank_0():
-                self._write_ckpt_metric(str(written), metric_value, metric_key=metric_key)
+            if strategy.is_rank_0():
+                strategy._write_ckpt_metric(str(written), metric_value, metric_key=metric_key)
             consensus.finalize(written, folder / tag)
     except Exception:
         # At once and not at the next save: the run's log may need the space.
         shutil.rmtree(written, ignore_errors=True)
         raise
-    if self.is_rank_0():
+    if strategy.is_rank_0():
         if save_latest:
             paths.write_latest(folder, tag)
         prune(max_num)
@@ -223,8 +222,10 @@ def delete_pruned_hf_folders(
     return [tags[tag].name for tag in pruned]
 
 
-def load_newest_intact(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``DeepspeedStrategy.load_ckpt``: all ranks load the newest intact checkpoint.
+def load_newest_intact(
+    load: Callable[..., Any], model: Any, load_dir: str, tag: str | None = None, **kwargs: Any
+) -> Any:
+    """Load the newest intact checkpoint; all ranks load the same one.
 
     It may have been written by another number of ranks (:mod:`.reshard`).
 
@@ -233,62 +234,61 @@ def load_newest_intact(original: Callable[..., Any]) -> Callable[..., Any]:
     device: from then on the moments would be "offloaded" into a buffer on the GPU. Without the key
     DeepSpeed allocates a new buffer in host memory.
 
+    Args:
+        load: upstream's ``load_ckpt``.
+        model: DeepSpeed's engine.
+        load_dir: the folder of checkpoints.
+        tag: name of the checkpoint; None for the newest.
+        **kwargs: of upstream's method.
+
     Raises:
         CheckpointError: no checkpoint is intact, or DeepSpeed does not load it.
     """
-
-    @functools.wraps(original)
-    def load(
-        self: Any, model: Any, load_dir: str, tag: Any = None, *args: Any, **kwargs: Any
-    ) -> Any:
-        # A universal checkpoint is one that the user converted, under another name.
-        chosen = None
-        if tag is None and not model.load_universal_checkpoint():
-            tag = chosen = consensus.select_intact(Path(load_dir))
-        if tag is None:
-            loaded = original(self, model, load_dir, tag, *args, **kwargs)
-        else:
-            with reshard.load_resharded(model, Path(load_dir) / tag) as change:
-                if change:
-                    consensus.report(f"checkpoint {tag}: {change}")
-                loaded = original(self, model, load_dir, tag, *args, **kwargs)
-        if chosen is not None and loaded[0] is None:
-            raise CheckpointError(
-                f"checkpoint {Path(load_dir) / chosen}: DeepSpeed found nothing to load"
-            )
-        drop_offload_buffers(model.optimizer)
-        return loaded
-
-    return load
+    # A universal checkpoint is one that the user converted, under another name.
+    chosen = None
+    if tag is None and not model.load_universal_checkpoint():
+        tag = chosen = consensus.select_intact(Path(load_dir))
+    if tag is None:
+        loaded = load(model, load_dir, tag, **kwargs)
+    else:
+        with reshard.load_resharded(model, Path(load_dir) / tag) as change:
+            if change:
+                consensus.report(f"checkpoint {tag}: {change}")
+            loaded = load(model, load_dir, tag, **kwargs)
+    if chosen is not None and loaded[0] is None:
+        raise CheckpointError(
+            f"checkpoint {Path(load_dir) / chosen}: DeepSpeed found nothing to load"
+        )
+    drop_offload_buffers(model.optimizer)
+    return loaded
 
 
-def atomic_save_model(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``DeepspeedStrategy.save_model``: the folder gets its name once it is complete.
+def save_model(write: Callable[[str], None], final: Path, is_rank_0: bool) -> None:
+    """Save a model's folder, which gets its name once it is complete.
+
+    Args:
+        write: writes the files to a folder; every rank must call it.
+        final: the folder.
+        is_rank_0: whether this rank writes.
 
     Raises:
         OSError: the disk is full, or refuses; an earlier model is unchanged.
     """
-
-    @functools.wraps(original)
-    def save_model(self: Any, model: Any, tokenizer: Any, output_dir: Any, **kwargs: Any) -> None:
-        final = Path(output_dir)
-        try:
-            with disk_full_context(final):
-                if self.is_rank_0():
-                    paths.remove_partial_model(final)
-                # Other ranks may evaluate the path after the rename: they write nothing there.
-                original(self, model, tokenizer, str(paths.temp_model_path(final)), **kwargs)
-                if self.is_rank_0():
-                    paths.tidy_model(final)
-                    paths.sync_model(final)
-        except Exception:
-            if self.is_rank_0():
+    try:
+        with disk_full_context(final):
+            if is_rank_0:
                 paths.remove_partial_model(final)
-            raise
-        if self.is_rank_0():
-            paths.publish_model(final)
-
-    return save_model
+            # Other ranks may evaluate the path after the rename: they write nothing there.
+            write(str(paths.temp_model_path(final)))
+            if is_rank_0:
+                paths.tidy_model(final)
+                paths.sync_model(final)
+    except Exception:
+        if is_rank_0:
+            paths.remove_partial_model(final)
+        raise
+    if is_rank_0:
+        paths.publish_model(final)
 
 
 def drop_offload_buffers(optimizer: Any) -> int:

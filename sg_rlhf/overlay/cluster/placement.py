@@ -1,20 +1,15 @@
-"""Reserves the GPUs and CPUs of a run on a shared cluster, and starts its actors there.
+"""Reserves the GPUs and CPUs of a run.
 
-Upstream creates one placement group after the other and waits for each without limit and without a
-message. A model with one GPU per node gets no group at all. On a joined cluster, :func:`reserve`
-creates all groups first. So an autoscaler sees the whole demand, the user reads which resources are
-missing, and no other job can take a part. Upstream then gets these groups from
-:func:`placement_group`.
+:func:`reserve` creates all placement groups before the first process starts. So an autoscaler sees
+the whole demand, the user reads which resources are missing, and no other job can take a part.
 """
 
 from __future__ import annotations
 
-import functools
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
@@ -34,7 +29,7 @@ MESSAGE_SECONDS = 60.0
 WAIT_SECONDS = 1800.0
 #: Seconds before the first message. Ray needs a moment to give free resources, too.
 FIRST_MESSAGE_SECONDS = 3.0
-#: Seconds between two looks at the groups.
+#: Seconds to wait for each group before the next look.
 POLL_SECONDS = 0.5
 
 
@@ -65,17 +60,40 @@ def bundles(index: int, wanted: Sequence[Group]) -> list[dict[str, float]]:
 # -- waiting -----------------------------------------------------------------------------------
 
 
-class Reservation:
-    """The placement groups that a run has reserved.
+@dataclass(frozen=True)
+class Placement:
+    """The placement groups of a run.
 
-    Args:
-        groups: in upstream's order.
-        wanted: the use of each group.
+    Attributes:
+        groups: in the order of :func:`sg_rlhf.config.derived.topology.groups`.
+        wanted: the models and the size of each.
     """
 
-    def __init__(self, groups: Sequence[PlacementGroup], wanted: Sequence[Group]) -> None:
-        self._remaining = list(zip(groups, wanted, strict=True))
-        self.groups = list(groups)
+    groups: tuple[PlacementGroup, ...]
+    wanted: tuple[Group, ...]
+
+    def group_of(self, model: str) -> PlacementGroup:
+        """The group that a model is in."""
+        return self.groups[self._index(model)]
+
+    def is_shared(self, model: str) -> bool:
+        """Whether other models use the same GPUs."""
+        return len(self.wanted[self._index(model)].models) > 1
+
+    def bundle_indices(self, model: str) -> list[int]:
+        """The bundles with a GPU of a model's group; those of one node follow each other."""
+        index = self._index(model)
+        nodes = placement_group_table(self.groups[index])["bundles_to_node_id"]
+        order = list(dict.fromkeys(nodes.values()))
+        size = self.wanted[index].size
+        return sorted(range(size), key=lambda bundle: (order.index(nodes[bundle]), bundle))
+
+    def of_controller(self) -> PlacementGroupSchedulingStrategy:
+        """The controller's bundle, as Ray's actors take it."""
+        first = self.groups[0]
+        return PlacementGroupSchedulingStrategy(
+            placement_group=first, placement_group_bundle_index=first.bundle_count - 1
+        )
 
     def nodes(self) -> list[str]:
         """Ray's ids of the nodes with a bundle of the run."""
@@ -84,15 +102,8 @@ class Reservation:
             ids |= dict.fromkeys(placement_group_table(group)["bundles_to_node_id"].values())
         return list(ids)
 
-    def pop(self, size: int) -> PlacementGroup | None:
-        """The next group if it has this many bundles for upstream, else None."""
-        if not self._remaining or self._remaining[0][1].size != size:
-            return None
-        return self._remaining.pop(0)[0]
-
-
-#: The reservation of this process's run.
-_reserved: Reservation | None = None
+    def _index(self, model: str) -> int:
+        return next(i for i, group in enumerate(self.wanted) if model in group.models)
 
 
 def reserve(
@@ -101,7 +112,7 @@ def reserve(
     say: Callable[[str], None],
     hint: str = "",
     every: float = MESSAGE_SECONDS,
-) -> Reservation:
+) -> Placement:
     """Create all placement groups of a run, and wait until the cluster has the resources.
 
     Args:
@@ -114,14 +125,15 @@ def reserve(
     Raises:
         NotEnoughMachines: resources are still missing; the message says which.
     """
-    global _reserved
     requested = [bundles(index, wanted) for index in range(len(wanted))]
     created = [create(group, strategy="PACK") for group in requested]
     started = time.monotonic()
     last_message = -every
     try:
         while pending := [
-            group for group, made in zip(requested, created, strict=True) if not _is_ready(made)
+            group
+            for group, made in zip(requested, created, strict=True)
+            if not made.wait(POLL_SECONDS)
         ]:
             waited = time.monotonic() - started
             missing = missing_resources([bundle for group in pending for bundle in group], nodes())
@@ -133,23 +145,11 @@ def reserve(
             if waited - last_message >= every and waited >= FIRST_MESSAGE_SECONDS:
                 last_message = waited
                 say(f"waiting for the cluster, {waited:.0f} of at most {seconds:g} s: {missing}")
-            time.sleep(max(0.0, min(POLL_SECONDS, seconds - waited)))
     except BaseException:
         for group in created:
             remove_placement_group(group)
         raise
-    _reserved = Reservation(created, wanted)
-    return _reserved
-
-
-def _is_ready(group: PlacementGroup) -> bool:
-    return bool(placement_group_table(group)["state"] == "CREATED")
-
-
-def clear() -> None:
-    """Forget the reservation. Ray removes the groups when the driver disconnects."""
-    global _reserved
-    _reserved = None
+    return Placement(tuple(created), tuple(wanted))
 
 
 def nodes() -> list[Node]:
@@ -160,52 +160,6 @@ def nodes() -> list[Node]:
         for node in ray.nodes()
         if node["Alive"]
     ]
-
-
-# -- starting actors ---------------------------------------------------------------------------
-
-
-def placement_group(
-    bundles: list[dict[str, float]], strategy: str = "PACK", **more: Any
-) -> PlacementGroup:
-    """Ray's ``placement_group`` for upstream: the next reserved group, else a new one."""
-    reserved = _reserved.pop(len(bundles)) if _reserved is not None else None
-    return create(bundles, strategy=strategy, **more) if reserved is None else reserved
-
-
-def always_in_a_group(original: Callable[..., None]) -> Callable[..., None]:
-    """Wrap ``RayActorGroup._initiate_actors``: its actors are always in a placement group.
-
-    Upstream creates one only if a node has several processes of the model.
-    """
-
-    @functools.wraps(original)
-    def _initiate_actors(self: Any, pg: Any, num_gpus_per_actor: float) -> None:
-        if pg is None:
-            size = self._num_nodes * self._num_gpus_per_node
-            pg = placement_group([dict(BUNDLE)] * size)
-        original(self, pg, num_gpus_per_actor)
-
-    return _initiate_actors
-
-
-def start_controller(actor_class: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """Start the controller, in its reserved bundle if there is one.
-
-    Args:
-        actor_class: the controller's class, from ``ray.remote``.
-        args, kwargs: of its constructor.
-
-    Returns:
-        The handle of the actor.
-    """
-    if _reserved is None:
-        return actor_class.remote(*args, **kwargs)
-    first = _reserved.groups[0]
-    strategy = PlacementGroupSchedulingStrategy(
-        placement_group=first, placement_group_bundle_index=first.bundle_count - 1
-    )
-    return actor_class.options(scheduling_strategy=strategy).remote(*args, **kwargs)
 
 
 # -- messages ----------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """The Ray actor that runs the training loop. It holds no model; ranks and engines do the work.
 
-``trainer.SGPPOTrainer`` extends upstream's ``PPOTrainer``. One rollout step, with the module that
-does each part:
+``trainer.Controller`` is the loop. One rollout step, with the module that does each part:
 
 1. Generate: send the prompts to the engines and collect scored responses
    (``rollout.generator``, ``rollout.dispatch``). An asynchronous run takes them from

@@ -1,7 +1,8 @@
-"""State of the controller that checkpoints hold: token counts, KL coefficient, async buffer."""
+"""State of the controller that checkpoints hold: counts, KL coefficient, best metric, buffer."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from sg_rlhf.overlay.rollout.async_buffer import BUFFER_KEY
@@ -12,22 +13,52 @@ TOKENS = "sg_tokens"
 
 
 class ControllerState:
-    """State that a resumed run needs in addition to upstream's client state.
+    """State that a resumed run needs in addition to its place in the data.
 
     Args:
         generator: of the run, with the buffer of an asynchronous run.
-        kl_controller: upstream's; its coefficient adapts with ``algo.kl.target``, and upstream does
-            not restore it.
+        kl_controller: upstream's; its coefficient adapts with ``algo.kl.target``.
+        metric_key: ``ckpt.best_metric_key``; "none" for no best checkpoint, "" for the first
+            metric ``..._pass1`` of the evaluations.
+
+    Attributes:
+        metric_key: name of the metric; "" while it is not known.
+        latest_metric: of the latest evaluation; None before.
     """
 
-    def __init__(self, generator: SGSamplesGenerator, kl_controller: Any) -> None:
+    def __init__(
+        self, generator: SGSamplesGenerator, kl_controller: Any, metric_key: str | None = None
+    ) -> None:
         self._generator, self._kl_controller = generator, kl_controller
+        self.metric_key = metric_key or ""
+        self.latest_metric: float | None = None
+        self._best_metric = -math.inf
         self._tokens = {"generated_tokens": 0, "trained_tokens": 0}
 
     def restore(self, states: dict[str, Any]) -> None:
         """Continue from a checkpoint's client state, or from that of a new run."""
         self._kl_controller.value = states.get("kl_coefficient", self._kl_controller.value)
         self._tokens = states.get(TOKENS, self._tokens)
+        self.metric_key = states.get("best_eval_metric_key") or self.metric_key
+        if (best := states.get("best_eval_metric_value")) is not None:
+            self._best_metric = best
+            self.latest_metric = states.get("latest_eval_metric_value", best)
+
+    def is_best(self, eval_metrics: dict[str, float]) -> bool:
+        """Whether an evaluation has the best metric so far. Keeps it.
+
+        Args:
+            eval_metrics: by name; {} if there was no evaluation.
+        """
+        if not self.metric_key:
+            names = sorted(name for name in eval_metrics if name.endswith("_pass1"))
+            self.metric_key = names[0] if names else ""
+        if self.metric_key not in eval_metrics:
+            return False
+        self.latest_metric = eval_metrics[self.metric_key]
+        is_best = self.latest_metric > self._best_metric
+        self._best_metric = max(self._best_metric, self.latest_metric)
+        return is_best
 
     def count_tokens(self, generated: int, trained: int) -> dict[str, float]:
         """Add a rollout's tokens to those of the run.
@@ -51,7 +82,7 @@ class ControllerState:
         """The client state of a checkpoint.
 
         Args:
-            client_states: upstream's.
+            client_states: the place in the data.
         """
         buffer = self._generator.buffer
         if buffer is not None:  # a resumed run does not generate filtered prompts again
@@ -60,6 +91,9 @@ class ControllerState:
             **client_states,
             "kl_coefficient": self._kl_controller.value,
             TOKENS: self._tokens,
+            "best_eval_metric_key": self.metric_key,
+            "best_eval_metric_value": self._best_metric,
+            "latest_eval_metric_value": self.latest_metric,
         }
         if buffer is None or not client_states:
             return states

@@ -67,17 +67,6 @@ def compute_eval_metrics(
     return logs
 
 
-def dataloader(eval_set: EvalSet, args: Any, strategy: Any, tokenizer: Any) -> Any:
-    """The prompts of one set, read as upstream reads ``eval.dataset``."""
-    from sg_rlhf.overlay.controller.prompt_dataset import PromptDataset, read_prompts
-
-    rows = read_prompts(eval_set.dataset, None, strategy, dataset_split=args.eval.split)
-    if eval_set.limit is not None:
-        rows = rows.select(range(min(eval_set.limit, len(rows))))
-    prompts = PromptDataset(rows, tokenizer, strategy, input_template=args.data.input_template)
-    return strategy.setup_dataloader(prompts, 1, True, False, prompts.collate_fn)
-
-
 def sampling(eval_set: EvalSet) -> dict[str, Any]:
     """The set's own settings, as upstream's generation takes them."""
     settings: dict[str, Any] = {

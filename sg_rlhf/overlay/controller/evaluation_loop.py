@@ -8,12 +8,35 @@ from pathlib import Path
 from typing import Any
 
 from sg_rlhf.config import EvalSet
-from sg_rlhf.overlay.controller import evaluation
+from sg_rlhf.overlay.controller import evaluation, prompt_dataset
 from sg_rlhf.overlay.controller.metric_log import MetricLog
 from sg_rlhf.overlay.reporting import activity
 from sg_rlhf.overlay.reporting.timing import PhaseTimer
 from sg_rlhf.overlay.rollout.generator import SGSamplesGenerator
 from sg_rlhf.run_dir import jsonl_log
+
+
+def read_prompts(strategy: Any, tokenizer: Any) -> tuple[list[tuple[EvalSet, Any]], Any]:
+    """The held-out prompts of a run.
+
+    Args:
+        strategy: upstream's, with the arguments of the run.
+        tokenizer: of the policy.
+
+    Returns:
+        (settings, loader) of each of ``sg.eval_sets``; and the loader of ``eval.dataset``, which is
+        evaluated if there are no sets, None for none.
+    """
+    args = strategy.args
+
+    def loader(dataset: str, limit: int | None) -> Any:
+        rows = prompt_dataset.read_prompts(dataset, None, strategy, dataset_split=args.eval.split)
+        return prompt_dataset.loader(rows, limit, strategy, tokenizer)
+
+    sets = [EvalSet(**settings) for settings in args.sg.eval_sets]
+    if sets or not args.eval.dataset:
+        return [(eval_set, loader(eval_set.dataset, eval_set.limit)) for eval_set in sets], None
+    return [], loader(args.eval.dataset, args.data.max_samples)
 
 
 class EvaluationLoop:
@@ -54,7 +77,8 @@ class EvaluationLoop:
 
     def is_due(self, global_step: int) -> bool:
         """Whether the recipe evaluates after this rollout step."""
-        return bool(self.loaders) and global_step % self._args.eval.steps == 0
+        every = self._args.eval.steps
+        return bool(self.loaders) and every > 0 and global_step % every == 0
 
     def was_interrupted(self, run_dir: Path, resumed_at: int) -> bool:
         """Whether a resumed run must repeat the evaluation of its checkpoint's step.

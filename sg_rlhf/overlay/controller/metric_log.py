@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from openrlhf.utils.logging_utils import TensorboardLogger
+
 from sg_rlhf.common.atomic_io import disk_full_context
 from sg_rlhf.overlay.controller import wandb_resume
 from sg_rlhf.overlay.controller.trackio_log import TrackioLogger
@@ -20,15 +22,18 @@ class MetricLog:
     Args:
         args: upstream's nested namespace with ``sg``.
         run_dir: of the run; None writes no files.
-        tensorboard: upstream's logger; None for none.
-        wandb: upstream's logger; None for none. Without a key W&B runs offline.
     """
 
-    def __init__(self, args: Any, run_dir: Path | None, tensorboard: Any, wandb: Any) -> None:
+    def __init__(self, args: Any, run_dir: Path | None) -> None:
         self._args, self._run_dir = args, run_dir
-        if wandb is None and args.sg.wandb != "disabled" and run_dir is not None:
+        wandb = tensorboard = None
+        if args.logger.wandb.key:
+            wandb = wandb_resume.WandbLogger(args)
+        elif args.sg.wandb != "disabled" and run_dir is not None:
             wandb_resume.default_to_offline(run_dir)
             wandb = wandb_resume.WandbLogger(args)
+        if args.logger.tensorboard_dir:
+            tensorboard = TensorboardLogger(args)
         trackio = None
         if args.sg.trackio and run_dir is not None:
             trackio = TrackioLogger(args.logger.wandb.project, run_dir.resolve().name)

@@ -38,6 +38,38 @@ class PromptRows(list[tuple[str, Any]]):
         return chosen
 
 
+def training_loader(strategy: Any, tokenizer: Any) -> Any:
+    """The shuffled prompts of ``data.prompt_dataset``, one at a time.
+
+    Args:
+        strategy: upstream's, with the arguments of the run.
+        tokenizer: of the policy.
+    """
+    data, seed = strategy.args.data, strategy.args.train.seed
+    rows = read_prompts(
+        data.prompt_dataset,
+        data.prompt_probs,
+        strategy,
+        seed,
+        max_count=data.max_samples,
+        dataset_split=data.prompt_split,
+    )
+    return loader(rows, data.max_samples, strategy, tokenizer, shuffle=True)
+
+
+def loader(
+    rows: PromptRows, limit: int | None, strategy: Any, tokenizer: Any, *, shuffle: bool = False
+) -> Any:
+    """The first ``limit`` of the rows as a data loader that yields one prompt at a time."""
+    data = strategy.args.data
+    if limit is not None:
+        rows = rows.select(range(min(limit, len(rows))))
+    prompts = PromptDataset(rows, tokenizer, strategy, input_template=data.input_template)
+    return strategy.setup_dataloader(
+        prompts, 1, True, shuffle, prompts.collate_fn, num_workers=data.dataloader_num_workers
+    )
+
+
 def read_prompts(
     names: str,
     probabilities: str | None,

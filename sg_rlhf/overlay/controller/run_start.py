@@ -46,20 +46,16 @@ def prepare_run_dir(
     write_plan(run_dir, plan, nodes, remarks)
 
 
-def processes(controller: Any) -> dict[str, Any]:
+def processes(policy: Any, reference: Any, reward: Any, engines: list[Any]) -> dict[str, list[Any]]:
     """Ray actors of a run by role.
 
     Args:
-        controller: upstream's trainer.
+        policy, reference, reward: upstream's groups of ranks; None for none.
+        engines: the rollout engines.
     """
-    groups = {
-        "policy rank": controller.actor_model_group,
-        "reference rank": controller.reference_model_group,
-        "critic rank": controller.critic_model_group,
-        "reward rank": controller.reward_model_group,
-    }
+    groups = {"policy rank": policy, "reference rank": reference, "reward rank": reward}
     ranks = {role: g._actor_handlers for role, g in groups.items() if g is not None}
-    return {**ranks, "rollout engine": controller.vllm_engines or []}
+    return {**ranks, "rollout engine": engines}
 
 
 def write_plan(

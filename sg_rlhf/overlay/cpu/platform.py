@@ -21,8 +21,6 @@ REQUIRED_SETTINGS = {
     "ds.attn_implementation": ("sdpa", "eager"),
     "ds.load_in_4bit": (False,),
     "ds.use_liger_kernel": (False,),
-    "ds.ring_attn_size": (1,),
-    "ds.tensor_parallel_size": (1,),
     "train.dynamic_batch_enable": (False,),
     "vllm.tensor_parallel_size": (1,),
     "vllm.enable_sleep": (False,),

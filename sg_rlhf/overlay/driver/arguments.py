@@ -50,11 +50,11 @@ def upstream_arguments(config: Config) -> argparse.Namespace:
         raise UsageError(str(error)) from None
     args = _validated(flat)
     args.ds.attn_implementation = packed_attention.resolve_attention(
-        str(flat["ds.attn_implementation"]), args.ds.packing_samples, args.ds.ring_attn_size
+        str(flat["ds.attn_implementation"]), args.ds.packing_samples
     )
     args.sg = argparse.Namespace(**config.sg.model_dump())
     if args.sg.fused_logprobs and not worker_settings.uses_fused_log_probs(args):
-        print("actor.fused_logprobs: off with ds.tensor_parallel_size > 1 or ds.deepcompile")
+        print("actor.fused_logprobs: off with ds.deepcompile")
     return args
 
 

@@ -53,6 +53,4 @@ def pin(args: argparse.Namespace) -> None:
         ) from None
     if name in args.sg.trust_remote_code:
         args.sg.trust_remote_code.append(folder)
-    for model in (args.actor, args.critic):
-        if model.model_name_or_path == name:
-            model.model_name_or_path = folder
+    args.actor.model_name_or_path = folder

@@ -108,7 +108,7 @@ def environment() -> dict[str, Any]:
 def _resume_candidates(config: Config) -> list[str]:
     """Checkpoints to resume from, the best first. Leftovers of an interrupted save are deleted."""
     path = Path(config.value("ckpt.path"))
-    for folder in (path, path / "_actor", path / "_critic"):
+    for folder in (path, path / "_actor"):
         for name in paths.remove_incomplete(folder):
             print(f"deleted {folder / name}, which an interrupted save left")
     paths.remove_partial_model(Path(config.value("ckpt.output_dir")))

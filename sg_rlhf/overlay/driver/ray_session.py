@@ -84,24 +84,30 @@ def connect(args: Any, workers: fork_server.ForkServer | None = None) -> bool:
     return False
 
 
-def reserve_placement(args: Any) -> None:
-    """Reserve the resources of the run on a joined cluster, and check the nodes.
+def reserve_placement(args: Any, local: bool) -> placement.Placement:
+    """Reserve the resources of the run; on a joined cluster, check the nodes as well.
+
+    Args:
+        args: upstream's namespace with ``sg``.
+        local: whether :func:`connect` started the cluster.
 
     Raises:
         NotEnoughMachines: resources are still missing after ``placement.WAIT_SECONDS``.
         ClusterError: nodes have other packages than the driver, or do not see the run directory.
     """
     with activity.phase(activity.DRIVER, activity.RESERVING):
-        reservation = placement.reserve(
+        reserved = placement.reserve(
             topology.groups(value_of(args)),
             placement.WAIT_SECONDS,
             say=lambda text: activity.show_message(activity.DRIVER, text),
             hint=_what_to_start(accelerators_needed(args), platform.is_cpu()),
         )
-    with activity.phase(activity.DRIVER, "comparing the machines' packages"):
-        node_check.check_nodes(
-            reservation.nodes(), Path(args.sg.run_dir) if args.sg.run_dir else None
-        )
+    if not local:
+        with activity.phase(activity.DRIVER, "comparing the machines' packages"):
+            node_check.check_nodes(
+                reserved.nodes(), Path(args.sg.run_dir) if args.sg.run_dir else None
+            )
+    return reserved
 
 
 def worker_variables(args: Any, on_cpu: bool) -> dict[str, str]:
@@ -179,7 +185,6 @@ def shut_down(
             keep_worker_logs(session, Path(run_dir))
         except OSError as error:  # a full disk must not hide why the run ended
             print(f"the workers' logs stay in {session}: {error}")
-    placement.clear()
     ray.shutdown()
     if workers is not None:
         workers.close()

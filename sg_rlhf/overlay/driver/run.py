@@ -1,9 +1,10 @@
-"""Run upstream's ``train`` with the overlay's patches, and turn how it ends into an exit status."""
+"""Start Ray, run :func:`.train.train`, and turn how it ends into an exit status."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import os
 import signal
 import sys
@@ -23,6 +24,9 @@ from sg_rlhf.overlay.reporting import graceful_stop
 from sg_rlhf.ray_session import auth_token
 from sg_rlhf.run_dir import GRACE_SECONDS, alerts, jsonl_log
 
+#: The module of a run's ``train``. It imports OpenRLHF, which must come after the patches.
+TRAIN = "sg_rlhf.overlay.driver.train"
+
 
 @contextlib.contextmanager
 def fork_server_for_cpu() -> Iterator[fork_server.ForkServer | None]:
@@ -38,17 +42,14 @@ def fork_server_for_cpu() -> Iterator[fork_server.ForkServer | None]:
         workers.close()
 
 
-def upstream_train(args: argparse.Namespace) -> None:
-    """Upstream's ``train``, with our patches."""
-    from sg_rlhf.overlay.patches import table
-
-    table.install_driver().train(args)
+def _train(args: argparse.Namespace, placement: Any) -> None:
+    importlib.import_module(TRAIN).train(args, placement)
 
 
 def train(
     args: argparse.Namespace,
     workers: fork_server.ForkServer | None = None,
-    job: Callable[[argparse.Namespace], Any] = upstream_train,
+    job: Callable[..., Any] = _train,
 ) -> Any:
     """Train. Ends the local Ray cluster and every process that it started, however it ends.
 
@@ -86,18 +87,20 @@ def train(
             with activity.phase(activity.DRIVER, "starting Ray"):
                 local = session.connect(args, workers)
                 install_signal_handlers()  # Ray has put its own in their place
-            if not local:
-                session.reserve_placement(args)
+            placement = session.reserve_placement(args, local)
             with activity.phase(activity.DRIVER, "importing PyTorch, vLLM and OpenRLHF"):
                 if workers is None:
-                    table.install_driver()
+                    table.install()
+                    importlib.import_module(TRAIN)
                 else:
-                    train_task.import_upstream()
+                    train_task.import_module(TRAIN)
             with (
                 activity.phase(activity.DRIVER, activity.STARTING_WORKERS),
                 graceful_stop.GracefulStop(args.sg.run_dir, GRACE_SECONDS),
             ):
-                return job(args) if workers is None else train_task.run(job, args)
+                if workers is None:
+                    return job(args, placement)
+                return train_task.run(job, args, placement)
         except Exception as error:
             reraise_run_error(error)
             if not local and (lost := node_failure.diagnose(error, run_dir)):

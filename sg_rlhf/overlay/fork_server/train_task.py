@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -10,9 +11,9 @@ import ray
 from sg_rlhf.overlay.reporting.errors import reraise_run_error
 
 
-def import_upstream() -> None:
-    """Import upstream in a worker, which Ray keeps for :func:`run`."""
-    ray.get(_import.remote())
+def import_module(name: str) -> None:
+    """Import a module in a worker, which Ray keeps for :func:`run`."""
+    ray.get(_import.remote(name))
 
 
 def run(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -25,10 +26,8 @@ def run(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 @ray.remote(num_cpus=0, max_retries=0)
-def _import() -> None:
-    from sg_rlhf.overlay.patches import table
-
-    table.install_driver()
+def _import(name: str) -> None:
+    importlib.import_module(name)
 
 
 @ray.remote(num_cpus=0, max_retries=0)

@@ -1,23 +1,30 @@
-"""The Ray actor of one policy rank: checkpoints, log-probs of texts, calls of the controller."""
+"""The Ray actor of one policy rank: its model, and the calls of the controller."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-import openrlhf.trainer.ray.ppo_actor as upstream
-import ray
 import torch
+from openrlhf.models import Actor
+from openrlhf.trainer.ray.launcher import BaseModelActor
+from openrlhf.utils import get_tokenizer
+from openrlhf.utils.deepspeed.deepspeed_utils import (
+    offload_deepspeed_states,
+    reload_deepspeed_states,
+)
+from openrlhf.utils.distributed_util import torch_dist_barrier_and_cuda_sync
 from torch.nn.utils.rnn import pad_sequence
 
-from sg_rlhf.config.derived.weight_sync import uses_buckets
 from sg_rlhf.overlay.checkpoints import store
+from sg_rlhf.overlay.checkpoints.strategy import Strategy
+from sg_rlhf.overlay.cluster.free_port import OwnPort
 from sg_rlhf.overlay.learner import micro_batches
 from sg_rlhf.overlay.learner.overlapped_reference import PendingLogProbs
+from sg_rlhf.overlay.learner.update import SGActorPPOTrainer
 from sg_rlhf.overlay.model import adam
 from sg_rlhf.overlay.reporting import activity
 from sg_rlhf.overlay.rollout.async_buffer import BUFFER_KEY
-from sg_rlhf.overlay.settings.lookup import value_of
 
 
 def resumed_rates(scheduler: Any) -> tuple[float, float, float]:
@@ -35,81 +42,237 @@ def resumed_rates(scheduler: Any) -> tuple[float, float, float]:
     return float(scheduler.get_last_lr()[0]), float(rate), base
 
 
-class SGPolicyModelActor(upstream.PolicyModelActor.__ray_metadata__.modified_class):
-    """Upstream's policy actor, with our update, checkpoints and checks."""
+class SGPolicyModelActor(OwnPort, BaseModelActor):
+    """One rank of the policy: model, optimizer, update, checkpoints and weight sync."""
 
-    actor: Any
-    actor_scheduler: Any
-    trainer: Any
-    strategy: Any
-    disable_ds_ckpt: bool
-    save_hf_ckpt: bool
+    strategy: Strategy
 
-    def init_model_from_pretrained(self, *args: Any, **kwargs: Any) -> Any:
-        """Load the model into DeepSpeed, as upstream does; the terminal shows that it runs."""
-        strategy = args[0] if args else kwargs["strategy"]
+    def init_model_from_pretrained(
+        self, strategy: Strategy, pretrain: str, max_steps: int, vllm_engines: list[Any]
+    ) -> None:
+        """Load the model into DeepSpeed, and a checkpoint if there is one.
+
+        Args:
+            strategy: with the arguments of the run.
+            pretrain: folder or id of the model.
+            max_steps: optimizer steps of the run, for the learning rate.
+            vllm_engines: the rollout engines, which get the weights.
+        """
         micro_batches.prepare_strategy(strategy)
-        if strategy.args.ds.adam_offload:
-            adam.use_host_threads(ranks=strategy.args.actor.num_gpus_per_node)
+        args = strategy.args
+        if args.ds.adam_offload:
+            adam.use_host_threads(ranks=args.actor.num_gpus_per_node)
         with activity.phase(activity.TRAINER, "loading the model into DeepSpeed"):
-            return super().init_model_from_pretrained(*args, **kwargs)
+            self._setup_distributed(strategy)
+            self._load_model(pretrain, max_steps)
+            self.checkpoint_states = self._load_checkpoint()
+            if args.ds.enable_sleep:
+                self.offload_states()
+            self.trainer = SGActorPPOTrainer(
+                strategy,
+                self.actor,
+                ema_model=self.ema_model,
+                actor_optim=self.actor_optim,
+                actor_scheduler=self.actor_scheduler,
+                micro_train_batch_size=args.train.micro_batch_size,
+                vllm_engines=vllm_engines,
+            )
+
+    def _load_model(self, pretrain: str, max_steps: int) -> None:
+        strategy, args = self.strategy, self.strategy.args
+        options = {
+            "attn_implementation": args.ds.attn_implementation,
+            "experts_implementation": args.ds.experts_implementation,
+            "param_dtype": args.ds.param_dtype,
+            "load_in_4bit": args.ds.load_in_4bit,
+            "packing_samples": args.ds.packing_samples,
+        }
+        actor = Actor(
+            pretrain,
+            **options,
+            lora_rank=args.ds.lora.rank,
+            lora_alpha=args.ds.lora.alpha,
+            target_modules=args.ds.lora.target_modules,
+            lora_dropout=args.ds.lora.dropout,
+            ds_config=strategy.get_ds_train_config(),
+            temperature=args.rollout.temperature,
+            use_liger_kernel=args.ds.use_liger_kernel,
+            freeze_visual_encoder=args.actor.freeze_visual_encoder,
+        )
+        strategy.print(actor)
+        self.tokenizer = get_tokenizer(
+            pretrain, actor.model, "left", strategy, use_fast=not args.data.disable_fast_tokenizer
+        )
+        average = None
+        if args.train.enable_ema:
+            ds_config = strategy.get_ds_eval_config(offload=True)
+            average = Actor(pretrain, **options, ds_config=ds_config)
+        if args.actor.gradient_checkpointing_enable:
+            actor.gradient_checkpointing_enable(
+                gradient_checkpointing_kwargs={
+                    "use_reentrant": args.actor.gradient_checkpointing_reentrant
+                }
+            )
+        self.actor, self.actor_optim, self.actor_scheduler = strategy.prepare(
+            (
+                actor,
+                {
+                    "optim": args.actor.optim,
+                    "muon": vars(args.actor.muon),
+                    "adam": vars(args.actor.adam),
+                    "lr_scheduler": args.actor.lr_scheduler,
+                    "lr_warmup_ratio": args.actor.lr_warmup_ratio,
+                    "min_lr_ratio": args.actor.min_lr_ratio,
+                    "max_norm": args.actor.max_norm,
+                    "scheduler_steps": max_steps,
+                },
+            )
+        )
+        self.ema_model = None
+        if average is not None:
+            average._offload = True
+            self.ema_model = strategy.prepare(average)
+
+    def _load_checkpoint(self) -> dict[str, Any]:
+        """Load the newest checkpoint; its client state, {} without one."""
+        ckpt = self.strategy.args.ckpt
+        folder = Path(ckpt.path) / "_actor"
+        if not (ckpt.load_enable and folder.exists()):
+            return {}
+        self.strategy.print(f"Loading the checkpoint: {folder}")
+        _, states = self.strategy.load_ckpt(self.actor.model, str(folder))
+        return dict(states)
+
+    def get_checkpoint_states(self) -> dict[str, Any]:
+        """The client state of the checkpoint that was loaded."""
+        return self.checkpoint_states
+
+    # -- forward passes and the update ---------------------------------------------------------
+
+    def forward(
+        self, sequences: torch.Tensor, action_mask: torch.Tensor, attention_mask: torch.Tensor
+    ) -> torch.Tensor:
+        """Old log-probs [B, T] of the response tokens, on the CPU.
+
+        Args:
+            sequences: token ids [B, L].
+            action_mask: response tokens [B, T].
+            attention_mask: [B, L].
+        """
+        device = torch.cuda.current_device()
+        self.actor.eval()
+        with torch.no_grad():
+            log_probs_BT: torch.Tensor = self.actor(
+                sequences.to(device), action_mask.to(device), attention_mask.to(device)
+            )
+        self.actor.train()
+        return log_probs_BT.to("cpu")
+
+    def append(self, experience: Any) -> None:
+        """Add a micro-batch to the samples of the next update."""
+        self.trainer.replay_buffer.append(experience)
+
+    def set_reference(self, results: PendingLogProbs) -> None:
+        """Set the pending reference log-probs of the next update."""
+        self.trainer.reference.set_pending(results)
+
+    def update(self, kl_coefficient: float) -> dict[str, Any]:
+        """Update the policy on the samples of :meth:`append`.
+
+        Returns:
+            See :meth:`sg_rlhf.overlay.learner.update.SGActorPPOTrainer.ppo_train`.
+        """
+        torch.cuda.empty_cache()
+        self.actor.train()
+        metrics = self.trainer.ppo_train(kl_coefficient)
+        self.trainer.replay_buffer.clear()
+        torch.cuda.empty_cache()
+        torch.cuda.synchronize()
+        return metrics
+
+    def reload_states(self) -> None:
+        """With ``ds.enable_sleep``: move the optimizer's state to the GPU."""
+        reload_deepspeed_states(self.actor.model)
+
+    def offload_states(self) -> None:
+        """With ``ds.enable_sleep``: move it to host memory."""
+        offload_deepspeed_states(self.actor.model)
+
+    def broadcast_to_vllm(self) -> None:
+        """Send the weights to the engines."""
+        self.trainer.broadcast_to_vllm()
+
+    # -- checkpoints ---------------------------------------------------------------------------
+
+    def save_model(self, folder: str | Path | None = None) -> None:
+        """Save a Hugging Face folder: ``ckpt.output_dir``, or another one."""
+        model = self.actor if self.ema_model is None else self.ema_model
+        self.strategy.save_model(
+            model, self.tokenizer, folder or self.strategy.args.ckpt.output_dir
+        )
 
     def save_checkpoint(
-        self, tag: str, client_states: dict[str, Any] | None = None, **kwargs: Any
+        self,
+        tag: str,
+        client_states: dict[str, Any] | None = None,
+        metric_value: float | None = None,
+        metric_key: str | None = None,
     ) -> None:
-        """Save as upstream does, but the Hugging Face folder first; then prune old folders.
+        """Save the Hugging Face folder of ``ckpt.save_hf``, then the checkpoint to resume from.
 
         A run that is killed between the two resumes before this rollout and writes the folder
-        again. In upstream's order it resumes after it, and the checkpoint never gets its folder.
+        again. In the other order it would resume after it, without the folder.
 
         Args:
             tag: name of the checkpoint.
             client_states: the controller's.
-            **kwargs: upstream's ``metric_value`` and ``metric_key``.
+            metric_value: of the latest evaluation.
+            metric_key: name of the metric.
         """
-        disable_ds, save_hf = self.disable_ds_ckpt, self.save_hf_ckpt
-        if client_states and not self.strategy.is_rank_0():
+        ckpt, is_first = self.strategy.args.ckpt, self.strategy.is_rank_0()
+        if client_states and not is_first:
             # ZeRO 3 writes a file for each rank. Only the first rank's states are read, and these
             # hold all samples that wait for their update.
             client_states = {k: v for k, v in client_states.items() if k != BUFFER_KEY}
-        try:
-            if save_hf:
-                self.disable_ds_ckpt = True
-                super().save_checkpoint(tag, client_states, **kwargs)
-            self.disable_ds_ckpt, self.save_hf_ckpt = disable_ds, False
-            super().save_checkpoint(tag, client_states, **kwargs)
-        finally:
-            self.disable_ds_ckpt, self.save_hf_ckpt = disable_ds, save_hf
-        if self.save_hf_ckpt and self.strategy.is_rank_0():
-            ckpt = self.strategy.args.ckpt
+        if ckpt.save_hf:
+            self.save_model(Path(ckpt.path) / f"{tag}_hf")
+            torch_dist_barrier_and_cuda_sync()
+        if not ckpt.disable_ds:
+            self.strategy.save_ckpt(
+                self.actor.model,
+                str(Path(ckpt.path) / "_actor"),
+                tag,
+                ckpt.max_num,
+                ckpt.max_mem,
+                client_states or {},
+                metric_value=metric_value,
+                metric_key=metric_key,
+            )
+        torch_dist_barrier_and_cuda_sync()
+        if ckpt.save_hf and is_first:
             store.delete_pruned_hf_folders(
                 Path(ckpt.path), ckpt.max_num, not ckpt.disable_ds, Path(ckpt.output_dir)
             )
+
+    # -- other calls of the controller ---------------------------------------------------------
 
     def token_values(self, indices: list[int]) -> list[dict[str, list[float]] | None]:
         """See :meth:`sg_rlhf.overlay.learner.token_record.TokenRecord.lookup`."""
         values: list[dict[str, list[float]] | None] = self.trainer.token_record.lookup(indices)
         return values
 
-    def set_reference(self, results: PendingLogProbs) -> None:
-        """Set the pending reference log-probs of the next update."""
-        self.trainer.reference.set_pending(results)
-
     def join_engines(self) -> None:
         """Rebuild the weight sync's group, after an engine was restarted."""
         trainer = self.trainer
         if not trainer.use_cuda_ipc and torch.distributed.get_rank() == 0:
-            trainer._init_vllm_sync_group(self.strategy.args.vllm.sync_backend)
+            trainer.connect_engines()
 
     def resumed_rates(self) -> tuple[float, float, float]:
         """See :func:`resumed_rates`."""
         return resumed_rates(self.actor_scheduler)
 
     def sync_deadline(self) -> float:
-        """Seconds that the engines have for a weight sync; infinity with upstream's sync."""
-        args = self.strategy.args
-        if not uses_buckets(value_of(args)):
-            return float("inf")
+        """Seconds that the engines have for a weight sync."""
         return float(self.trainer.weight_sync.deadline_seconds)
 
     def prompt_log_probs(self, sequences: list[list[int]]) -> list[list[float]]:
@@ -140,7 +303,6 @@ class SGPolicyModelActor(upstream.PolicyModelActor.__ray_metadata__.modified_cla
                         pad_sequence(token_ids, batch_first=True).to(device),
                         attention_mask=pad_sequence(masks, batch_first=True).to(device),
                         return_logprobs=True,
-                        ring_attn_group=self.strategy.ring_attn_group,
                     )
                     for i, row in zip(indices, log_probs.float().tolist(), strict=True):
                         results[i] = row[: len(sequences[i]) - 1]
@@ -150,6 +312,3 @@ class SGPolicyModelActor(upstream.PolicyModelActor.__ray_metadata__.modified_cla
             # An engine on the same GPU allocates its cache next.
             torch.cuda.empty_cache()
         return results
-
-
-RemotePolicyModelActor = ray.remote(num_gpus=1)(SGPolicyModelActor)

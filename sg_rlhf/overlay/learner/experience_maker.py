@@ -77,13 +77,11 @@ class SGExperienceMaker(upstream.RemoteExperienceMaker):
         with self.clock.section("make_experience"):
             samples = self.split_rollout_samples(rollout_samples)
             experiences = self.compute_advantages_and_returns(self.make_experience(samples))
-            if micro_batches.is_balanced(self.args):
-                pad_token_id = self.tokenizer.pad_token_id
-                experiences = micro_batches.training_micro_batches(
-                    experiences, self.args, self.rollout, pad_token_id
-                )
-                if micro_batches.balances_micro_batches(self.args):
-                    self.idle_fraction = micro_batches.dp_idle_fraction(experiences, self.args)
+            experiences = micro_batches.training_micro_batches(
+                experiences, self.args, self.rollout, self.tokenizer.pad_token_id
+            )
+            if micro_batches.balances_micro_batches(self.args):
+                self.idle_fraction = micro_batches.dp_idle_fraction(experiences, self.args)
             if self._overlaps_reference:
                 self.reference = overlapped_reference.submit(
                     self.initial_model_group, experiences, self.args
@@ -104,7 +102,7 @@ class SGExperienceMaker(upstream.RemoteExperienceMaker):
 
     @torch.no_grad()
     def make_experience(self, samples_list: list[Any]) -> list[Any]:
-        """Run the models' forward passes and add log-probs, values, rewards and KL to the samples.
+        """Run the models' forward passes and add log-probs, rewards and KL to the samples.
 
         The policy's pass is skipped if the update computes the old log-probs
         (:mod:`.old_log_probs`), the reference's if it overlaps the update
@@ -123,14 +121,9 @@ class SGExperienceMaker(upstream.RemoteExperienceMaker):
         if not has_rewards and self.reward_model_group is None:
             raise ValueError("reward_model_group is required when rewards are not precomputed")
         with_actor_or_ref = train.colocate_all or train.colocate_actor_ref
-        with_critic_or_reward = train.colocate_all or train.colocate_critic_reward
-
         inputs = micro_batches.forward_inputs(samples_list)
-        with_images = inputs | micro_batches.image_inputs(samples_list)
-
         rewards: list[Any] | None = None
         policy: list[Any] | None = None
-        values: list[Any] | None = None
         reference: list[Any] | None = None
         if not has_rewards:
             rewards = self._start_pass(
@@ -143,34 +136,21 @@ class SGExperienceMaker(upstream.RemoteExperienceMaker):
             )
         if not self._update_computes_old:
             policy = self._start_pass(
-                "old_log_probs", self.actor_model_group, with_actor_or_ref, **with_images
-            )
-        if self.critic_model_group is not None:
-            if train.colocate_critic_reward and rewards is not None:
-                self._wait_and_free(rewards, self.reward_model_group)
-            values = self._start_pass(
-                "values", self.critic_model_group, with_critic_or_reward, **inputs
+                "old_log_probs", self.actor_model_group, with_actor_or_ref, **inputs
             )
         if self.initial_model_group is not None and not self._overlaps_reference:
             reference = self._start_pass(
-                "reference_log_probs", self.initial_model_group, with_actor_or_ref, **with_images
+                "reference_log_probs", self.initial_model_group, with_actor_or_ref, **inputs
             )
 
         policy_results = self._results("old_log_probs", policy, samples_list)
         reference_results = self._results("reference_log_probs", reference, samples_list)
-        value_results = self._results("values", values, samples_list)
         reward_results = self._results("reward_model", rewards, samples_list)
-        for sample, log_probs_BT, reference_BT, values_BT, rewards_B in zip(
-            samples_list,
-            policy_results,
-            reference_results,
-            value_results,
-            reward_results,
-            strict=True,
+        for sample, log_probs_BT, reference_BT, rewards_B in zip(
+            samples_list, policy_results, reference_results, reward_results, strict=True
         ):
             if rewards_B is not None:
                 sample.rewards = sample.info["reward"] = rewards_B
-            sample.values = values_BT
             self._add_log_probs(sample, log_probs_BT, reference_BT)
         return samples_list
 
@@ -196,10 +176,8 @@ class SGExperienceMaker(upstream.RemoteExperienceMaker):
         """Results of a pass per micro-batch, zero outside the response; Nones for no pass."""
         if references is None:
             return [None] * len(samples)
-        # Ranks that share a sample all return its results.
-        sharing = self.args.ds.ring_attn_size * self.args.ds.tensor_parallel_size
         with self.clock.section(name):
-            per_rank = ray.get(references)[::sharing]
+            per_rank = ray.get(references)
         results = list(itertools.chain.from_iterable(per_rank))
         # Later products with the mask would keep a NaN.
         return [
@@ -347,7 +325,7 @@ def with_equal_levelled(apply_penalties: Callable[..., None]) -> Callable[..., N
     """Upstream's length penalties; afterwards equal rewards become 0 (:func:`level_equal`).
 
     Rewards are compared within a prompt, or within the rollout by an estimator that compares those.
-    ``info["reward"]``, which is logged, keeps them. A critic's advantages are left as they are.
+    ``info["reward"]``, which is logged, keeps them.
 
     Args:
         apply_penalties: upstream calls it right before it computes advantages.

@@ -34,32 +34,15 @@ IS_LAST_OF_STEP = "sg_ends_step"
 SAMPLE_INDEX = "sg_place"
 
 
-def is_balanced(args: Any) -> bool:
-    """Whether samples go to the ranks of an update by length.
-
-    Ranks that share samples (ring attention, tensor parallelism) must have them in one order, which
-    upstream sees to.
-    """
-    shared = args.ds.ring_attn_size * args.ds.tensor_parallel_size > 1
-    return not shared
-
-
 def balances_micro_batches(args: Any) -> bool:
-    """Whether they go to micro-batches by length as well; upstream cuts dynamic ones by tokens."""
-    return is_balanced(args) and not args.train.dynamic_batch_enable
+    """Whether samples go to micro-batches by length; upstream cuts dynamic ones by tokens."""
+    return not args.train.dynamic_batch_enable
 
 
 def has_variable_size(args: Any) -> bool:
-    """Whether a micro-batch of the update may have any number of samples.
-
-    Not with a critic: its replay buffer is upstream's, which cuts micro-batches of one size.
-    """
-    ranks = rollout_plan.data_parallel_ranks(args)
-    return (
-        balances_micro_batches(args)
-        and "critic" not in ranks
-        and (ranks["actor"] > 1 or _fills_on_one_rank(args))
-    )
+    """Whether a micro-batch of the update may have any number of samples."""
+    ranks = rollout_plan.data_parallel_ranks(args)["actor"]
+    return balances_micro_batches(args) and (ranks > 1 or _fills_on_one_rank(args))
 
 
 def _fills_on_one_rank(args: Any) -> bool:
@@ -199,16 +182,9 @@ def dp_idle_fraction(experiences: list[Any], args: Any) -> float:
 
 
 def forward_inputs(micro_batches: Sequence[Any]) -> dict[str, list[Any]]:
-    """Arguments of upstream's ``forward`` on the ranks of a model, without images."""
+    """Arguments of ``forward`` on the ranks of a model."""
     names = ("sequences", "action_mask", "attention_mask")
     return {name: [getattr(e, name) for e in micro_batches] for name in names}
-
-
-def image_inputs(micro_batches: Sequence[Any]) -> dict[str, list[Any]]:
-    """The images as further arguments; {} if there are none."""
-    if not any(e.mm_train_inputs for e in micro_batches):
-        return {}
-    return {"mm_train_inputs_list": [e.mm_train_inputs for e in micro_batches]}
 
 
 def concat(samples: list[Any], micro_batches: Iterable[list[int]], pad_token_id: int) -> list[Any]:

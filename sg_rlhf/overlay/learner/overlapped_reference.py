@@ -62,7 +62,7 @@ def submit(group: Any, experiences: list[Any], args: Any) -> PendingLogProbs:
             experiences[rank * per_rank + i] for rank in range(ranks) for i in range(start, end)
         ]
         start = end
-        inputs = micro_batches.forward_inputs(in_step) | micro_batches.image_inputs(in_step)
+        inputs = micro_batches.forward_inputs(in_step)
         results.append(group.async_run_method_batch(method_name="forward", **inputs))
     return results
 

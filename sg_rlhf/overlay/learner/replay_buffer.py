@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_batch
 from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer
-from openrlhf.utils.vlm_utils import merge_mm_train_inputs
 from torch.utils.data import DataLoader
 
 from sg_rlhf.algo.aggregation import aggregate
@@ -114,7 +113,7 @@ def batch_on_device(samples: list[Experience], args: SimpleNamespace) -> Experie
 
 
 def policy_forward(trainer: Any, batch: Experience, **options: Any) -> Any:
-    """The policy's forward pass over a batch, with its images if the model takes them.
+    """The policy's forward pass over a batch.
 
     Args:
         trainer: of this rank.
@@ -124,16 +123,11 @@ def policy_forward(trainer: Any, batch: Experience, **options: Any) -> Any:
     Returns:
         Log-probs [B, T] of the response tokens; (log-probs, output) with ``return_output``.
     """
-    images = {}
-    if batch.mm_train_inputs and getattr(trainer.actor, "is_vlm", False):
-        images = merge_mm_train_inputs(batch.mm_train_inputs, batch.sequences.device)
     return trainer.actor(
         batch.sequences,
         batch.action_mask,
         attention_mask=batch.attention_mask,
-        ring_attn_group=trainer.strategy.ring_attn_group,
         **options,
-        **images,
     )
 
 

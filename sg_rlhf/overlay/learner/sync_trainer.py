@@ -1,27 +1,41 @@
-"""Upstream's policy trainer with our weight sync."""
+"""The weight sync's part of a policy rank: connect to the engines, and send the weights."""
 
 from __future__ import annotations
 
 import functools
 from typing import Any
 
-import openrlhf.trainer.ray.ppo_actor as upstream
 import ray
 import torch
+from openrlhf.utils.distributed_util import (
+    stateless_init_process_group,
+    torch_dist_barrier_and_cuda_sync,
+)
 
-from sg_rlhf.config.derived.weight_sync import uses_buckets
-from sg_rlhf.overlay.patches.free_port import free_port
-from sg_rlhf.overlay.settings.lookup import value_of
+from sg_rlhf.overlay.cluster.free_port import free_port
+from sg_rlhf.overlay.cpu import gloo, platform
 from sg_rlhf.overlay.weight_sync import sender
 
 
-class SyncTrainer(upstream.ActorPPOTrainer):
-    """Sends the policy's weights to the engines; the update is the subclass's."""
+class SyncTrainer:
+    """Sends the policy's weights to the engines; the update is the subclass's.
 
-    args: Any
-    strategy: Any
-    vllm_engines: Any
-    _model_update_group: Any
+    Args:
+        strategy: with the arguments of the run.
+        actor: the policy in DeepSpeed.
+        vllm_engines: the rollout engines; None for none.
+    """
+
+    def __init__(self, strategy: Any, actor: Any, vllm_engines: list[Any] | None = None) -> None:
+        self.strategy, self.args, self.actor = strategy, strategy.args, actor
+        self.vllm_engines = vllm_engines
+        train = self.args.train
+        self.use_cuda_ipc = (
+            self.args.vllm.sync_backend == "nccl" and train.colocate_all and not train.async_enable
+        )
+        if vllm_engines is not None and not self.use_cuda_ipc and torch.distributed.get_rank() == 0:
+            self.connect_engines()
+        torch_dist_barrier_and_cuda_sync()
 
     @functools.cached_property
     def weight_sync(self) -> sender.WeightSync:
@@ -29,33 +43,25 @@ class SyncTrainer(upstream.ActorPPOTrainer):
         return sender.WeightSync(self)
 
     def broadcast_to_vllm(self) -> None:
-        """Send the weights to the engines: in buckets, or as upstream does it."""
-        if uses_buckets(value_of(self.args)):
-            self.weight_sync.send()
-        else:
-            super().broadcast_to_vllm()
+        """Send the weights to the engines."""
+        self.weight_sync.send()
 
-    def _init_vllm_sync_group(self, backend: str) -> None:
-        """Connect rank 0 and the engines; at a port that the kernel gives to nobody else.
-
-        Args:
-            backend: ``vllm.sync_backend``.
-        """
-        vllm = self.strategy.args.vllm
-        if vllm.sync_with_ray:  # needs no port
-            super()._init_vllm_sync_group(backend)
-            return
+    def connect_engines(self) -> None:
+        """Connect rank 0 and the workers of all engines; rank 0 calls it."""
+        vllm, engines = self.args.vllm, self.vllm_engines or []
         ranks_per_engine = vllm.tensor_parallel_size
-        world_size = vllm.num_engines * ranks_per_engine + 1
+        world_size = len(engines) * ranks_per_engine + 1
         address, port = ray.util.get_node_ip_address(), free_port()
         joined = [
             engine.init_process_group.remote(
-                address, port, i * ranks_per_engine + 1, world_size, "openrlhf", backend,
-                use_ray=False,
+                address, port, i * ranks_per_engine + 1, world_size, "openrlhf",
+                vllm.sync_backend, use_ray=False,
             )
-            for i, engine in enumerate(self.vllm_engines)
+            for i, engine in enumerate(engines)
         ]  # fmt: skip
-        self._model_update_group = upstream.stateless_init_process_group(
-            address, port, 0, world_size, torch.cuda.current_device()
-        )
+        init = stateless_init_process_group
+        if platform.is_cpu():
+            init = gloo.stateless_init_process_group
+        device = torch.cuda.current_device()
+        self._model_update_group = init(address, port, 0, world_size, device)
         ray.get(joined)

@@ -9,7 +9,7 @@
    entropy bonus, runs backward, and lets DeepSpeed step at the end of an optimizer step;
 4. :mod:`sg_rlhf.overlay.learner.metrics` logs it.
 
-The constructor, the model and DeepSpeed's engine are upstream's.
+DeepSpeed's engine and the model around it are upstream's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from openrlhf.models import PolicyLoss
 from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer
 from tqdm import tqdm
 
 from sg_rlhf.algo import lopti
@@ -70,18 +72,46 @@ from sg_rlhf.sampling.request_seeds import SeedKey, request_seed
 class SGActorPPOTrainer(SyncTrainer):
     """The trainer of one policy rank."""
 
-    replay_buffer: Any
-
-    def __init__(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(strategy, *args, **kwargs)
-        self.loss_settings = loss_settings(strategy.args, self.actor_loss_fn)
+    def __init__(
+        self,
+        strategy: Any,
+        actor: Any,
+        *,
+        ema_model: Any,
+        actor_optim: Any,
+        actor_scheduler: Any,
+        micro_train_batch_size: int,
+        vllm_engines: list[Any] | None = None,
+    ) -> None:
+        super().__init__(strategy, actor, vllm_engines)
+        args = strategy.args
+        self.ema_model, self.ema_beta = ema_model, args.train.ema_beta
+        self.actor_optim, self.actor_scheduler = actor_optim, actor_scheduler
+        self.max_epochs = args.train.max_epochs
+        self.aux_loss = args.actor.aux_loss_coef > 1e-8
+        correction = args.algo.advantage
+        upstream_loss = PolicyLoss(
+            clip_eps_low=args.actor.eps_clip_low_high[0],
+            clip_eps_high=args.actor.eps_clip_low_high[1],
+            dual_clip=args.actor.dual_clip,
+            token_level_loss=args.actor.loss_agg_mode == "token-mean",
+            policy_loss_type=args.actor.policy_loss_type,
+            is_correction_level=correction.is_correction_level,
+            is_correction_mode=correction.is_correction_mode,
+            is_correction_gating=correction.is_correction_gating,
+            is_correction_threshold=correction.is_correction_threshold,
+        )
+        self.loss_settings = loss_settings(args, upstream_loss)
         self.constants = RolloutConstants()
         self.batching = UpdateBatching(strategy)
-        if self.batching.cut_by_controller:
-            buffer = self.replay_buffer
-            self.replay_buffer = BalancedBuffer(
-                buffer.sample_batch_size, buffer.limit, buffer.cpu_offload, buffer.packing_samples
-            )
+        buffer = BalancedBuffer if self.batching.cut_by_controller else NaiveReplayBuffer
+        self.replay_buffer = buffer(
+            micro_train_batch_size,
+            limit=0,
+            cpu_offload=True,
+            packing_samples=args.ds.packing_samples,
+            dynamic_batch=args.train.dynamic_batch_enable,
+        )
         self._is_checked = False  # whether the engine's log-probs of this rollout are
         self._log = self._new_log()
         self.old_log_probs = RankOldLogProbs(self)

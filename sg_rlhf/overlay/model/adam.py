@@ -12,8 +12,6 @@ stands for torch's class. The step count, a tensor of no dimension, stays on the
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -24,17 +22,15 @@ from sg_rlhf.overlay.cpu import platform
 FusedAdam = torch.optim.AdamW
 
 
-def with_torch_adam(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap upstream's ``get_train_ds_config`` so that its optimizer is torch's fused Adam."""
+def by_torch(optimizer: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The optimizer of DeepSpeed's settings, as torch's fused Adam.
 
-    @functools.wraps(original)
-    def config(*args: Any, optim_config: Mapping[str, Any] | None = None, **kwargs: Any) -> Any:
-        if optim_config is not None:
-            params = {**optim_config["params"], "torch_adam": True, "fused": True}
-            optim_config = {**optim_config, "params": params}
-        return original(*args, optim_config=optim_config, **kwargs)
-
-    return config
+    Args:
+        optimizer: ``type`` and ``params``; None for settings without an optimizer.
+    """
+    if optimizer is None:
+        return None
+    return {**optimizer, "params": {**optimizer["params"], "torch_adam": True, "fused": True}}
 
 
 def use_host_threads(ranks: int) -> None:

@@ -70,20 +70,17 @@ class PackedRow(NamedTuple):
     keys: Keys | None = None
 
 
-def resolve_attention(requested: str, packing: bool, ring_attn_size: int) -> str:
+def resolve_attention(requested: str, packing: bool) -> str:
     """The attention implementation that a run uses.
 
     Upstream replaces every implementation other than flash-attn by flash-attn if samples are
     packed; here :data:`VARLEN` replaces it. It supports only packed rows, so padded ones get
-    ``sdpa``. Ring attention needs flash-attn.
+    ``sdpa``.
 
     Args:
         requested: ``ds.attn_implementation``.
         packing: ``ds.packing_samples``.
-        ring_attn_size: ``ds.ring_attn_size``.
     """
-    if ring_attn_size > 1:
-        return "flash_attention_2" if requested == VARLEN else requested
     if not packing:
         return "sdpa" if requested == VARLEN else requested
     return requested if "flash_attention" in requested else VARLEN

@@ -74,63 +74,10 @@ _OURS = "sg_rlhf.overlay"
 _CPU = f"{_OURS}.cpu.platform"
 
 PATCHES = (
-    # Classes that upstream starts as Ray actors. Ours are subclasses.
-    Patch("openrlhf.cli.train_ppo_ray", "PolicyModelActor",
-          f"{_OURS}.learner.actor:RemotePolicyModelActor",
-          "gives no log-probs of given texts, by which a weight sync is checked"),
-    Patch("openrlhf.trainer.ray.vllm_engine", "RolloutRayActor",
-          f"{_OURS}.rollout.engine:RemoteRolloutActor",
-          "takes no settings of vLLM for the CPU; trains on a missing reward"),
-    Patch("openrlhf.trainer.ppo_trainer", "PPOTrainer",
-          f"{_OURS}.controller.trainer:RemotePPOTrainer",
-          "writes no run directory, resumes half of its state, and does not check a weight sync"),
-    Patch("openrlhf.trainer.ppo_trainer_async", "PPOTrainerAsync",
-          f"{_OURS}.controller.trainer:RemotePPOTrainer",
-          "does not bound how old a sample may be; ours samples ahead (rollout.async_buffer)"),
-    Patch("openrlhf.trainer.ray.launcher", "BaseDistributedActor._get_free_port",
-          f"{_OURS}.patches.free_port:free_port",
-          "another program often takes a port of the kernel's range before it is opened"),
-    Patch("openrlhf.trainer.ray.vllm_engine", "batch_vllm_engine_call",
-          f"{_OURS}.rollout.engine_monitor:after_start",
-          "waits without limit for colocated engines to start, to let them sleep", wraps=True),
-    # Placement of these actors.
-    Patch("openrlhf.cli.train_ppo_ray", "RayActorGroup._initiate_actors",
-          f"{_OURS}.cluster.placement:always_in_a_group",
-          "a model with one process per node gets no placement group", wraps=True),
-    Patch("openrlhf.cli.train_ppo_ray", "placement_group",
-          f"{_OURS}.cluster.placement:placement_group",
-          "creates one group after the other, and waits without limit and without a message"),
-    Patch("openrlhf.trainer.ray.vllm_engine", "placement_group",
-          f"{_OURS}.cluster.placement:placement_group", "the same for the engines"),
-    # Names that these classes look up in their modules.
-    Patch("openrlhf.trainer.ray.ppo_actor", "ActorPPOTrainer",
-          f"{_OURS}.learner.update:SGActorPPOTrainer",
-          "logs no optimizer step, and takes one on a NaN"),
-    Patch("openrlhf.trainer.ppo_trainer", "WandbLogger",
-          f"{_OURS}.controller.wandb_resume:WandbLogger",
-          "logs every earlier rollout's sample again with each new one"),
-    Patch("openrlhf.trainer.ppo_trainer", "blending_datasets",
-          f"{_OURS}.controller.prompt_dataset:read_prompts",
-          "guesses the types of JSON and CSV values: a label 7 becomes 7.0, a date an object"),
-    Patch("openrlhf.trainer.ppo_trainer", "PromptDataset",
-          f"{_OURS}.controller.prompt_dataset:PromptDataset",
-          "leaves out a BOS that the model expects, and takes prompts of another model's template"),
-    Patch("openrlhf.trainer.ppo_trainer", "RemoteExperienceMaker",
-          f"{_OURS}.learner.experience_maker:SGExperienceMaker",
-          "leaves ranks waiting for the longest sample, and makes forward passes without need"),
     Patch("openrlhf.trainer.ppo_utils.experience_maker", "apply_length_penalties",
           f"{_OURS}.learner.experience_maker:with_equal_levelled",
           "the advantages of equal rewards are rounding errors, divided by their own size",
           wraps=True),
-    Patch("openrlhf.trainer.ppo_trainer", "SamplesGenerator",
-          f"{_OURS}.rollout.generator:SGSamplesGenerator",
-          "mixes the order of the prompts, so that two equal runs differ"),
-    Patch("openrlhf.trainer.ray.vllm_engine", "SingleTurnAgentExecutor",
-          f"{_OURS}.rollout.executors:StrictSingleTurnExecutor",
-          "hides what a reward function raises; ours stops the run with it"),
-    Patch("openrlhf.trainer.ray.vllm_engine", "_load_agent_executor",
-          f"{_OURS}.rollout.environment_agent:load_agent",
-          "loads Python files alone; a domain's environment is named as domain:NAME", wraps=True),
     Patch("openrlhf.models.actor", "Actor.__init__",
           f"{_OURS}.model.rotary:with_float32_frequencies",
           "ZeRO-3 loads rotary frequencies in bf16, another model than the one that samples",
@@ -142,29 +89,12 @@ PATCHES = (
     Patch("transformers.dynamic_module_utils", "get_cached_module_file",
           f"{_OURS}.patches.remote_code:trust_named_repos_only",
           "upstream runs the code of every model", wraps=True),
-    Patch("openrlhf.utils.deepspeed.deepspeed", "get_train_ds_config",
-          f"{_OURS}.model.adam:with_torch_adam",
-          "DeepSpeed compiles an Adam of its own; on a CPU it rounds a resumed step differently",
-          wraps=True),
     Patch("openrlhf.utils.deepspeed.deepspeed", "DeepspeedStrategy.prepare",
           f"{_OURS}.model.leaf_layers:with_leaf_layers",
           "ZeRO-3's Python for every module of a layer takes longer than the GPU's work",
           when=_with_gpus, wraps=True),
     Patch("deepspeed.ops.adam.fused_adam", "FusedAdam", f"{_OURS}.model.adam:FusedAdam",
           "ds.enable_sleep asserts this class, and works with torch's as well"),
-    Patch("openrlhf.utils.deepspeed.deepspeed", "DeepspeedStrategy.setup_distributed",
-          f"{_OURS}.patches.collective_timeout:limited",
-          "waits an hour for a rank that the network does not reach", wraps=True),
-    Patch("openrlhf.utils.deepspeed.deepspeed", "DeepspeedStrategy.save_ckpt",
-          f"{_OURS}.checkpoints.store:save",
-          "deletes what a resumed run would start from, then writes under the final name"),
-    Patch("openrlhf.utils.deepspeed.deepspeed", "DeepspeedStrategy.load_ckpt",
-          f"{_OURS}.checkpoints.store:load_newest_intact",
-          "loads a half-written checkpoint; keeps a resumed optimizer's moments on the GPU",
-          wraps=True),
-    Patch("openrlhf.utils.deepspeed.deepspeed", "DeepspeedStrategy.save_model",
-          f"{_OURS}.checkpoints.store:atomic_save_model",
-          "writes under the final name, where a kill leaves half a model", wraps=True),
     # Without flash-attn, which must be compiled.
     Patch("transformers.modeling_utils", f"ALL_ATTENTION_FUNCTIONS[{packed_attention.VARLEN}]",
           f"{_OURS}.model.packed_attention:attention",
@@ -191,9 +121,6 @@ PATCHES = (
           "upstream calls it at its barriers", when=platform.is_cpu),
     Patch("torch.distributed.device_mesh", "init_device_mesh", f"{_CPU}:mesh_on_cpu",
           "upstream requests a mesh of cuda devices", when=platform.is_cpu, wraps=True),
-    Patch("openrlhf.trainer.ray.ppo_actor", "stateless_init_process_group",
-          f"{_OURS}.cpu.gloo:stateless_init_process_group",
-          "upstream's weight sync needs NCCL", when=platform.is_cpu),
     Patch("openrlhf.utils.utils", "convert_to_torch_dtype", f"{_CPU}:dtype_with_fp32",
           "accepts bf16 and fp16 only", when=platform.is_cpu, wraps=True),
     Patch("deepspeed.accelerator.cpu_accelerator", "CPU_Accelerator.is_fp16_supported",
@@ -234,12 +161,6 @@ def apply_at_import(patches: Iterable[Patch]) -> None:
         ours = patch.replacement.partition(":")[0]
         wrapt.register_post_import_hook(functools.partial(_on_upstream, patch), patch.module)
         wrapt.register_post_import_hook(functools.partial(_on_ours, patch), ours)
-
-
-def install_driver() -> Any:
-    """Call :func:`install`, and return upstream's training module."""
-    install()
-    return importlib.import_module("openrlhf.cli.train_ppo_ray")
 
 
 def _on_upstream(patch: Patch, _module: Any) -> None:

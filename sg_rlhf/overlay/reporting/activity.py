@@ -43,7 +43,6 @@ LABELS = {
     "old_log_probs": "scoring by the policy",
     "reference_log_probs": "scoring by the reference",
     "reward_model": "scoring by the reward model",
-    "values": "scoring by the critic",
     "hand_over": "sending the samples to the ranks",
     "ppo_train": "updating",
     "broadcast": "syncing weights",

@@ -25,8 +25,7 @@ ROLES = {
     "PolicyModelActor": "policy rank",
     "ReferenceModelActor": "reference rank",
     "RewardModelActor": "reward rank",
-    "CriticModelActor": "critic rank",
-    "PPOTrainer": "controller",
+    "Controller": "controller",
 }
 #: Characters of the line at most.
 _MAX_LENGTH = 400

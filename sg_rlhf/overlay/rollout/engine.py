@@ -17,7 +17,9 @@ from typing import Any
 import openrlhf.trainer.ray.vllm_engine as upstream
 import psutil
 import ray
+import vllm
 from openrlhf.utils.agent import SingleTurnAgentExecutor
+from packaging import version
 from vllm import SamplingParams, TokensPrompt
 from vllm.sampling_params import RequestOutputKind
 
@@ -30,12 +32,13 @@ from sg_rlhf.overlay.rollout import core_errors
 from sg_rlhf.overlay.rollout.batch_barrier import BatchBarrier
 from sg_rlhf.overlay.rollout.dispatch import RequestTag
 from sg_rlhf.overlay.rollout.engine_pool import DEAD_CORE, EngineInstance
-from sg_rlhf.overlay.rollout.executors import check_agent_rewards
+from sg_rlhf.overlay.rollout.environment_agent import load_agent
+from sg_rlhf.overlay.rollout.executors import StrictSingleTurnExecutor, check_agent_rewards
 from sg_rlhf.overlay.settings import worker_settings
 from sg_rlhf.run_dir.weight_versions import append_version
 from sg_rlhf.sampling import vllm_settings
 from sg_rlhf.sampling.request_seeds import SeedKey, request_seed
-from sg_rlhf.tasks import chat, reward_values
+from sg_rlhf.tasks import chat, registry, reward_values
 
 WORKER_EXTENSION = "sg_rlhf.overlay.weight_sync.receiver.BucketWorkerWrap"
 CPU_WORKER_EXTENSION = "sg_rlhf.overlay.weight_sync.cpu_receiver.CpuWorkerWrap"
@@ -72,14 +75,47 @@ _response: contextvars.ContextVar[_Response | None] = contextvars.ContextVar(
 )
 
 
+def executor_of(agent_func_path: str | None, remote_rm_url: str | None) -> Any:
+    """What turns a prompt into a response with its reward.
+
+    Args:
+        agent_func_path: ``train.agent_func_path``: a Python file or ``domain:NAME``; None for
+            responses of a single turn.
+        remote_rm_url: ``reward.remote_url``: what grades these.
+    """
+    if not agent_func_path:
+        return StrictSingleTurnExecutor(remote_rm_url)
+    if agent_func_path.startswith(registry.PREFIX):
+        return load_agent(agent_func_path)
+    return upstream._load_agent_executor(agent_func_path)
+
+
 class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
     """Upstream's engine actor. Without CUDA it uses the settings of vLLM's CPU worker."""
 
     executor: Any
+    _mm_pad_token_ids = None  # upstream's, of images
 
     async def __init__(  # type: ignore[misc]  # Ray awaits it, as upstream's is
-        self, *args: Any, remote_rm_url: Any = None, **kwargs: Any
+        self,
+        *,
+        agent_func_path: str | None = None,
+        remote_rm_url: str | None = None,
+        bundle_indices: list[int] | None = None,
+        num_gpus: float = 1,
+        full_determinism: bool = False,
+        **kwargs: Any,
     ) -> None:
+        """Start vLLM.
+
+        Args:
+            agent_func_path: ``train.agent_func_path``.
+            remote_rm_url: ``reward.remote_url``.
+            bundle_indices: the engine's bundles of its placement group; None for a single GPU.
+            num_gpus: share of a GPU that each worker has.
+            full_determinism: ``train.full_determinism_enable``.
+            **kwargs: of ``vllm.AsyncEngineArgs``.
+        """
         kwargs["worker_extension_cls"] = WORKER_EXTENSION
         settings = worker_settings.current()
         kwargs["dtype"] = settings.engine_dtype
@@ -95,18 +131,23 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
             gpu = vllm_settings.first_gpu()
             kwargs = vllm_settings.cuda_settings(gpu.gib if gpu else 0.0) | kwargs
         kwargs = vllm_settings.engine_settings_here() | kwargs | settings.engine_args
-        # After temperature and top-p, as upstream asks for them where it corrects with them.
+        # After temperature and top-p.
         kwargs |= {"logprobs_mode": "processed_logprobs", "max_logprobs": 1}
         kwargs["disable_log_stats"] = True  # nobody reads vLLM's own
         self._expects_reward = bool(remote_rm_url)
         self._instance_id = uuid.uuid4().hex
         # Elsewhere results vary with more than the batch composition.
-        self._deterministic = platform.is_cpu() or bool(kwargs.get("full_determinism"))
+        self._deterministic = platform.is_cpu() or full_determinism
         self._barrier: tuple[str, BatchBarrier] | None = None
         self._core_watch = asyncio.create_task(self._fail_pending_calls())
         try:
             with activity.phase(activity.ENGINE, "starting vLLM and loading the model"):
-                await super().__init__(*args, remote_rm_url=remote_rm_url, **kwargs)
+                backend = kwargs.get("distributed_executor_backend")
+                self._configure_device_env(backend, bundle_indices, num_gpus)
+                self._configure_vllm_env(version, vllm, full_determinism)
+                self.executor = executor_of(agent_func_path, remote_rm_url)
+                self.llm = vllm.AsyncLLMEngine.from_engine_args(vllm.AsyncEngineArgs(**kwargs))
+                await self.llm.is_sleeping()
                 if platform.is_cpu():
                     await self.llm.collective_rpc("draw_by_seed")
                 await self.set_weight_version(0)
@@ -360,6 +401,3 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
         )
         pairs = zip(token_ids[1:], output.prompt_logprobs[1:], strict=True)
         return [float(entry[token].logprob) for token, entry in pairs]
-
-
-RemoteRolloutActor = ray.remote(max_restarts=MAX_RESTARTS)(SGRolloutActor)

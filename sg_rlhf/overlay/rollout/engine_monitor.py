@@ -1,6 +1,6 @@
 """Health checks of the rollout engines: from their start to the end of training.
 
-- :func:`after_start`: the driver, until colocated engines have started.
+- :func:`wait_for_start`: the driver, until colocated engines have started, to let them sleep.
 - :class:`StartMonitor`: until training begins. The policy's first rank waits in the weight-sync
   rendezvous for every engine, so an engine that fails to start must end the run.
 - :func:`monitor`: during training. The controller may be in a call of upstream's that has no
@@ -13,11 +13,10 @@ A run that ends for its engines leaves a line in :data:`FILE`; the driver prints
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,6 @@ from sg_rlhf.overlay.rollout.engine_pool import (
     engine_names,
     is_engine_failure,
 )
-from sg_rlhf.overlay.settings import worker_settings
 
 #: Seconds between two pings of an engine; a fraction of a shorter `sg.engine_timeout`.
 PING_INTERVAL = 5.0
@@ -45,23 +43,7 @@ FILE = Path("logs") / "lost_engine.txt"
 # -- the start ---------------------------------------------------------------------------------
 
 
-def after_start(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``batch_vllm_engine_call``: before engines sleep, they have started.
-
-    Upstream's driver calls ``sleep`` right after it has created colocated engines, and would wait
-    for them without limit. Here the limit is that of :func:`.worker_settings.start_seconds`.
-    """
-
-    @functools.wraps(original)
-    def call(engines: Sequence[Any], method_name: str, *args: Any, **kwargs: Any) -> Any:
-        if method_name == "sleep":
-            _wait_for_start(engines, worker_settings.current().engine_start_timeout)
-        return original(engines, method_name, *args, **kwargs)
-
-    return call
-
-
-def _wait_for_start(
+def wait_for_start(
     handles: Sequence[Any], seconds: float, stopped: threading.Event | None = None
 ) -> None:
     """Return when every engine has answered, or soon after ``stopped`` is set.
@@ -131,7 +113,7 @@ class StartMonitor:
         try:
             # Again and again: one may also die after its start, before the ranks have connected.
             while not self._stopped.is_set():
-                _wait_for_start(self._handles, self._timeout, self._stopped)
+                wait_for_start(self._handles, self._timeout, self._stopped)
                 self._stopped.wait(POLL_INTERVAL)
             return
         except EngineLost as error:

@@ -7,7 +7,6 @@ a reply. It also changes the sampling parameters that all rollouts of a prompt s
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -27,15 +26,9 @@ from sg_rlhf.tasks.rollout import (
 )
 
 
-def load_agent(original: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Wrap upstream's ``_load_agent_executor``, which loads Python files, for ``domain:NAME``."""
-
-    def executor_of(agent_func_path: str) -> Any:
-        if not agent_func_path.startswith(registry.PREFIX):
-            return original(agent_func_path)
-        return EnvironmentAgent(environment_of(registry.named_in(agent_func_path)[0]))
-
-    return executor_of
+def load_agent(name: str) -> EnvironmentAgent:
+    """The agent of ``domain:NAME``."""
+    return EnvironmentAgent(environment_of(registry.named_in(name)[0]))
 
 
 def environment_of(domain: Domain) -> Environment:

@@ -32,7 +32,6 @@ class WorkerSettings:
         share_prompts: a packed row holds each prompt once (``sg.share_prompts``).
         skip_nonfinite: mask a sample whose reward is not finite instead of stopping the run
             (``sg.on_nonfinite=skip``).
-        engine_start_timeout: seconds for all engines to start.
         param_dtype: ``ds.param_dtype``, which upstream does not pass to the engines.
         trusted_models: models whose own code may run (``sg.trust_remote_code``).
         engine_args: vLLM's arguments that the recipe sets (``vllm.engine_args``).
@@ -42,7 +41,6 @@ class WorkerSettings:
     fused_log_probs: bool = True
     share_prompts: bool = False
     skip_nonfinite: bool = False
-    engine_start_timeout: float = START_SECONDS
     param_dtype: str = "bf16"
     trusted_models: tuple[str, ...] = ()
     engine_args: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -60,7 +58,6 @@ class WorkerSettings:
             fused_log_probs=uses_fused_log_probs(args),
             share_prompts=shares_prompts(args),
             skip_nonfinite=args.sg.on_nonfinite == "skip",
-            engine_start_timeout=start_seconds(args.sg.engine_timeout),
             param_dtype=args.ds.param_dtype,
             trusted_models=tuple(args.sg.trust_remote_code),
             engine_args=dict(args.sg.engine_args),
@@ -106,9 +103,7 @@ def uses_fused_log_probs(args: Any) -> bool:
     # For the driver: every worker imports this module, and none needs the recipes' modules.
     from sg_rlhf.config.derived.log_probs import fused_log_probs_supported
 
-    return fused_log_probs_supported(
-        args.sg.fused_logprobs, args.ds.tensor_parallel_size, args.ds.deepcompile
-    )
+    return fused_log_probs_supported(args.sg.fused_logprobs, args.ds.deepcompile)
 
 
 def shares_prompts(args: Any) -> bool:

@@ -334,8 +334,7 @@ def test_a_key_of_ours_beside_upstreams(tmp_path: Path, capsys: pytest.CaptureFi
     assert upstream_arguments(load_config(tiny)).sg.fused_logprobs
     assert not load_config(tiny, ["actor.fused_logprobs=false"]).sg.fused_logprobs
     capsys.readouterr()
-    layout = ["actor.num_gpus_per_node=2", "ref.num_gpus_per_node=2", "vllm.num_engines=2"]
-    upstream_arguments(load_config(tiny, [*layout, "ds.tensor_parallel_size=2"]))
+    upstream_arguments(load_config(tiny, ["ds.deepcompile=true"]))
     assert "actor.fused_logprobs: off" in capsys.readouterr().out
 
 

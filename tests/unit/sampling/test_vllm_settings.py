@@ -17,6 +17,7 @@ from sg_rlhf.config.checks import engine_args
 from sg_rlhf.config.sg_settings import sg_keys
 from sg_rlhf.config.upstream_flags import flags
 from sg_rlhf.config.value_ranges import MIN_TEMPERATURE
+from sg_rlhf.overlay.rollout import engine
 from sg_rlhf.overlay.rollout.engine import SGRolloutActor
 from sg_rlhf.overlay.settings.worker_settings import WorkerSettings
 from sg_rlhf.plan import shapes
@@ -135,11 +136,12 @@ def test_the_names_of_the_engines_arguments_are_vllms() -> None:
 def test_a_recipes_arguments_win_over_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     found: dict[str, Any] = {}
 
-    async def started(self: Any, *args: Any, **kwargs: Any) -> None:
+    def arguments(**kwargs: Any) -> None:
         found.update(kwargs)
         raise InterruptedError
 
-    monkeypatch.setattr(SGRolloutActor.__mro__[1], "__init__", started)
+    monkeypatch.setattr(engine.vllm, "AsyncEngineArgs", arguments)
+    monkeypatch.setenv("RAY_ADDRESS", "none")
     given = WorkerSettings(engine_args={"max_num_batched_tokens": 99, "enforce_eager": False})
     monkeypatch.setenv("SG_WORKER", given.to_json())
     actor: Any = SGRolloutActor.__new__(SGRolloutActor)

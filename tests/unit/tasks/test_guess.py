@@ -69,7 +69,7 @@ class Characters:
     ],
 )
 def test_it_is_trained_on(turns: list[str], text: str, reward: float, truncated: bool) -> None:
-    agent = load_agent(lambda path: path)(f"domain:{PLACE}")
+    agent = load_agent(f"domain:{PLACE}")
     engine = Scripted(*turns)
     shared = SamplingParams(max_tokens=200, logprobs=1)
     found = asyncio.run(agent.execute(PROMPT, "b", shared, 1000, Characters(), engine))
@@ -84,7 +84,7 @@ def test_it_is_trained_on(turns: list[str], text: str, reward: float, truncated:
 
 
 def test_a_reply_without_room_for_another_turn_ends_the_episode() -> None:
-    agent = load_agent(lambda path: path)(f"domain:{PLACE}")
+    agent = load_agent(f"domain:{PLACE}")
     shared = SamplingParams(max_tokens=20)
     found = asyncio.run(agent.execute(PROMPT, "b", shared, 1000, Characters(), Scripted(" a\n")))
     assert found["truncated"] and found["reward"] == 0.0

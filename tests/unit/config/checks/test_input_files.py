@@ -271,15 +271,14 @@ def test_a_model_that_is_not_whole_or_brings_code_is_refused(
     assert words in said
 
 
-@pytest.mark.parametrize("setting", ["ds.tensor_parallel_size=2", "ds.lora.rank=8"])
-def test_experts_that_would_be_sent_stacked_are_refused(tmp_path: Path, setting: str) -> None:
+def test_adapters_of_stacked_experts_are_refused(tmp_path: Path) -> None:
     """transformers 5 stacks them; vLLM would load them wrongly, or without their adapters."""
     model = shutil.copytree(MODEL, tmp_path / "model")
-    settings = [f"actor.model_name_or_path={model}", setting]
+    settings = [f"actor.model_name_or_path={model}", "ds.lora.rank=8"]
     files.check_models(load_config(TINY, settings))
     given = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(given | {"num_experts": 4}))
-    with pytest.raises(ConfigError, match=f"a mixture of experts, not with .*{setting}"):
+    with pytest.raises(ConfigError, match="a mixture of experts, not with ds.lora.rank=8"):
         files.check_models(load_config(TINY, settings))
     files.check_models(load_config(TINY, settings[:1]))
 

@@ -30,10 +30,7 @@ def rule(*overrides: str, algorithm: str | None = None) -> OldLogProbRule:
         (["sg.weighting.normalize=batch_mean"], "batch_mean"),
         (["algo.advantage.is_correction_level=token"], "is_correction_level=token"),
         (["algo.advantage.is_correction_level=seq"], "is_correction_level=seq"),
-        (["critic.model_name_or_path=some/critic"], "critic.model_name_or_path"),
         (["ds.lora.rank=8", "ds.lora.dropout=0.1"], "ds.lora.dropout"),
-        (["ds.ring_attn_size=2"], "ds.ring_attn_size"),
-        (["ds.tensor_parallel_size=2"], "ds.tensor_parallel_size"),
     ],
 )
 def test_what_reads_them_before_the_update_has_a_pass_over_all(

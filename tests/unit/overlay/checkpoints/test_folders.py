@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from openrlhf.trainer.ray import ppo_actor as upstream
 
 from sg_rlhf.overlay.checkpoints import manifest
 from sg_rlhf.overlay.checkpoints import paths as folders
+from sg_rlhf.overlay.learner import actor
 from sg_rlhf.overlay.rollout.async_buffer import BUFFER_KEY
 
 # -- What counts as a checkpoint, in which order, and what an interrupted rename leaves ----------
@@ -208,7 +208,7 @@ class Disk:
         self.states: dict[str, Any] = {}
         self.args = SimpleNamespace(
             ckpt=SimpleNamespace(
-                path=str(folder), max_num=2, max_mem=1000, disable_ds=False,
+                path=str(folder), max_num=2, max_mem=1000, disable_ds=False, save_hf=False,
                 output_dir=str(folder / "final"),
             ),
             train=SimpleNamespace(enable_ema=False),
@@ -243,12 +243,13 @@ def test_no_checkpoint_is_without_its_plain_folder(
     monkeypatch: pytest.MonkeyPatch,
     policy_rank: Any,
 ) -> None:
-    monkeypatch.setattr(upstream, "torch_dist_barrier_and_cuda_sync", lambda: None)
+    monkeypatch.setattr(actor, "torch_dist_barrier_and_cuda_sync", lambda: None)
     rank = policy_rank
     rank.actor, rank.tokenizer = SimpleNamespace(model=None), None
+    rank.ema_model = None
     rank.strategy = Disk(tmp_path, alive)
-    rank.strategy.args.ckpt.disable_ds = rank.disable_ds_ckpt = disable_ds
-    rank.save_hf_ckpt = save_hf
+    rank.strategy.args.ckpt.disable_ds = disable_ds
+    rank.strategy.args.ckpt.save_hf = save_hf
     wanted = save_hf + (not disable_ds)
     if alive < wanted:
         with pytest.raises(Killed):
@@ -259,18 +260,17 @@ def test_no_checkpoint_is_without_its_plain_folder(
     resumable = (tmp_path / "_actor" / "global_step3").is_dir()
     assert plain + resumable == min(alive, wanted)
     assert plain or not (save_hf and resumable)
-    assert (rank.disable_ds_ckpt, rank.save_hf_ckpt) == (disable_ds, save_hf)
 
 
 @pytest.mark.parametrize("is_first", [True, False])
 def test_the_samples_that_wait_for_their_update_are_in_the_first_ranks_file_alone(
     is_first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy_rank: Any
 ) -> None:
-    monkeypatch.setattr(upstream, "torch_dist_barrier_and_cuda_sync", lambda: None)
+    monkeypatch.setattr(actor, "torch_dist_barrier_and_cuda_sync", lambda: None)
     rank = policy_rank
     rank.actor, rank.tokenizer = SimpleNamespace(model=None), None
+    rank.ema_model = None
     rank.strategy = Disk(tmp_path, 1, is_first)
-    rank.disable_ds_ckpt = rank.save_hf_ckpt = False
     rank.save_checkpoint(
         "global_step3", client_states={"global_step": 3, BUFFER_KEY: {"batches": []}}
     )

@@ -229,11 +229,11 @@ def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *tags: str) -> Any:
 def load(one: Any, folder: Path) -> tuple[Engine, Any]:
     """What a resumed run does; tests/integration has it with DeepSpeed's own engine."""
 
-    def upstream(_self: Any, engine: Engine, folder: str, tag: str) -> Any:
+    def upstream(engine: Engine, folder: str, tag: str) -> Any:
         return engine.load_checkpoint(folder, tag)
 
     engine = Engine()
-    return engine, store.load_newest_intact(upstream)(one, engine, str(folder))
+    return engine, store.load_newest_intact(upstream, engine, str(folder))
 
 
 def test_a_save_is_whole_and_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,17 +327,6 @@ def test_what_deepspeed_does_not_load_is_no_fresh_start(
         load(one, tmp_path)
 
 
-def test_a_critic_resumes_where_its_policy_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    policy, critic = tmp_path / "_actor", tmp_path / "_critic"
-    one = saved(policy, monkeypatch, "global_step1", "global_step2")
-    saved(critic, monkeypatch, "global_step1", "global_step2")
-    alter(critic / "global_step2" / "states.pt")
-    assert load(one, policy)[0].loaded == "global_step1"
-    assert load(one, critic)[0].loaded == "global_step1"
-
-
 @pytest.mark.parametrize(
     "error",
     [
@@ -366,7 +355,7 @@ class Model:
 
 
 def save_model(one: Any, model: Model, final: Path) -> None:
-    def original(_self: Any, model: Model, _tokenizer: Any, output_dir: str) -> None:
+    def write(output_dir: str) -> None:
         for name, text in model.files.items():
             path = Path(output_dir) / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -374,7 +363,7 @@ def save_model(one: Any, model: Model, final: Path) -> None:
         if model.error is not None:
             raise model.error
 
-    store.atomic_save_model(original)(one, model, None, str(final))
+    store.save_model(write, final, one.is_rank_0())
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -419,7 +408,7 @@ def test_saved_files_have_the_umasks_mode_and_adapters_are_written_the_same_each
     layers = ["q_proj", "down_proj", "k_proj"]
 
     def save(name: str, order: list[str]) -> dict[str, str]:
-        def original(_self: Any, _model: Any, _tokenizer: Any, output_dir: str) -> None:
+        def write(output_dir: str) -> None:
             written = Path(output_dir)
             written.mkdir()
             (written / "config.json").write_text("{}")
@@ -430,7 +419,7 @@ def test_saved_files_have_the_umasks_mode_and_adapters_are_written_the_same_each
             (written / "adapter_model.safetensors").touch(0o600)  # as safetensors does
 
         final = tmp_path / name
-        store.atomic_save_model(original)(one, None, None, str(final))
+        store.save_model(write, final, one.is_rank_0())
         assert {path.stat().st_mode & 0o777 for path in final.iterdir()} == {0o666 & ~umask}
         return contents(final)
 

@@ -24,7 +24,7 @@ from sg_rlhf.overlay.controller.engine_sync import EngineSync
 from sg_rlhf.overlay.controller.evaluation_loop import EvaluationLoop
 from sg_rlhf.overlay.controller.metric_log import MetricLog
 from sg_rlhf.overlay.controller.sample_log import SampleLog
-from sg_rlhf.overlay.controller.trainer import SGPPOTrainer
+from sg_rlhf.overlay.controller.trainer import Controller
 from sg_rlhf.overlay.driver import run as cli
 from sg_rlhf.overlay.learner.actor import resumed_rates
 from sg_rlhf.overlay.reporting import activity
@@ -44,12 +44,10 @@ from sg_rlhf.overlay.rollout.generator import SGSamplesGenerator
 from sg_rlhf.overlay.settings import rollout_plan
 from sg_rlhf.run_dir import jsonl_log
 
-UPSTREAM = SGPPOTrainer.__bases__[0]
-
 
 def trainer(prompts: int = 10, **sg: Any) -> Any:
     """One that has just been built, over ``prompts`` prompts in rollouts of 4."""
-    made: Any = object.__new__(SGPPOTrainer)
+    made: Any = object.__new__(Controller)
     made.args = SimpleNamespace(
         rollout=SimpleNamespace(batch_size=4, n_samples_per_prompt=4, top_p=1.0),
         train=SimpleNamespace(
@@ -65,9 +63,10 @@ def trainer(prompts: int = 10, **sg: Any) -> Any:
             dynamic_filtering_enable=False, advantage=SimpleNamespace(estimator="group_norm")
         ),
         vllm=SimpleNamespace(enable_sleep=False),
+        logger=SimpleNamespace(wandb=SimpleNamespace(key=None), tensorboard_dir=None),
         eval=SimpleNamespace(steps=2, temperature=1.0, n_samples_per_prompt=1),
     )
-    made._sg = made.args.sg = SimpleNamespace(
+    made.args.sg = SimpleNamespace(
         engine_timeout=0.0,
         engine_restarts=3,
         wandb="disabled",
@@ -76,18 +75,16 @@ def trainer(prompts: int = 10, **sg: Any) -> Any:
         max_staleness=1,
         **sg,
     )
-    made.vllm_engines = []
-    made.actor_model_group = made.reference_model_group = None
-    made.critic_model_group = made.reward_model_group = None
-    made.samples_generator = SimpleNamespace(pop_filtered_tokens=lambda: 0, buffer=None)
-    made.kl_ctl = SimpleNamespace(value=0.001)
-    made._state = ControllerState(made.samples_generator, made.kl_ctl)
+    made._engine_handles, made._processes, made._policy = [], {}, None
+    made._generator = SimpleNamespace(pop_filtered_tokens=lambda: 0, buffer=None)
+    made._kl_controller = SimpleNamespace(value=0.001)
+    made._state = ControllerState(made._generator, made._kl_controller)
     made._plan = rollout_plan.plan(prompts, made.args)
-    made.prompts_dataloader = SimpleNamespace(dataset=SimpleNamespace(check=lambda: None))
+    made._prompts = SimpleNamespace(dataset=SimpleNamespace(check=lambda: None))
     made._run_dir, made._engine_start = None, None
     made._async_config = made._buffer = None
     made._staleness, made._sync_metrics = {}, {}
-    made._clock, made.generate_kwargs = PhaseTimer(), {}
+    made._clock, made._sampling, made._global_step = PhaseTimer(), {}, 0
     made._sample_log = SampleLog(made.args, None)
     log_to(made, None)
     return made
@@ -95,9 +92,9 @@ def trainer(prompts: int = 10, **sg: Any) -> Any:
 
 def log_to(made: Any, run_dir: Path | None) -> None:
     made._run_dir = run_dir
-    made._log = MetricLog(made.args, run_dir, None, None)
+    made._log = MetricLog(made.args, run_dir)
     made._evaluation = EvaluationLoop(
-        made.args, [], None, made.samples_generator, {}, made._clock, made._log
+        made.args, [], None, made._generator, {}, made._clock, made._log
     )
 
 
@@ -139,7 +136,7 @@ def test_a_resumed_run_says_which_learning_rate_it_goes_on_with(tmp_path: Path) 
 
 def test_the_plan_has_whole_rollouts_and_says_what_it_leaves_out(tmp_path: Path) -> None:
     made = trainer()
-    assert made.get_max_steps() == 2 * 3 * 2
+    assert made._plan.optimizer_steps == 2 * 3 * 2
     run_start.write_plan(tmp_path, made._plan, {})
     plan = json.loads((tmp_path / progress.PLAN).read_text())
     assert plan["rollouts"] == 6
@@ -155,7 +152,7 @@ def test_too_few_prompts_for_one_rollout_are_bad_usage(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run(*_args: Any) -> None:
-        trainer(3).get_max_steps()
+        trainer(3).prepare()
 
     with pytest.raises(UnusablePrompts):
         run(argparse.Namespace())
@@ -175,8 +172,8 @@ def test_prompts_for_another_family_are_bad_usage_too(
 
     def run(*_args: Any) -> None:
         made = trainer()
-        made.prompts_dataloader.dataset.check = check
-        made.get_max_steps()
+        made._prompts.dataset.check = check
+        made.prepare()
 
     monkeypatch.setattr(cli, "train", run)
     monkeypatch.setattr(cli.signal, "signal", lambda *_: None)
@@ -237,12 +234,12 @@ def test_the_first_sync_that_follows_a_rollout_is_checked(
 
     monkeypatch.setattr(engine_sync.log_prob_check, "check", check)
     made._sync = Sync(made.args, None, [])
-    made.broadcast_to_vllm()  # on resuming, before any rollout
+    made._sync_weights()  # on resuming, before any rollout
     assert not found and not made._sync_metrics
     made._sample_log.check_batch = [([1, 2], [True])] * 16
     for rollout in range(4):
         made._sync.version = rollout + 1
-        made.broadcast_to_vllm()
+        made._sync_weights()
     assert found == checked
 
 
@@ -260,11 +257,10 @@ def stopped_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             "global_step": step, "episode": 0, "total_consumed_prompts": 0,
             "data_loader_state_dict": {},
         }  # fmt: skip
-        monkeypatch.setattr(made, "init_checkpoint_states", lambda: states)
-        monkeypatch.setattr(made, "restore_best_checkpoint_state", lambda _states: None)
+        monkeypatch.setattr(made, "_client_states", lambda: states)
         monkeypatch.setattr(run_start, "prepare_run_dir", lambda *_: None)
         monkeypatch.setattr(made, "_rate_remarks", list)
-        monkeypatch.setattr(made, "broadcast_to_vllm", lambda: None)
+        monkeypatch.setattr(made, "_sync_weights", lambda: None)
 
         def train(_episode: int, _prompts: int) -> None:
             made._global_step = max(step, 1)
@@ -275,7 +271,7 @@ def stopped_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(
             made._evaluation, "_evaluate", lambda *_: {"eval_accuracy": 1.0, "again": True}
         )
-        monkeypatch.setattr(made, "save_best_checkpoint", lambda *given: saved.append(given))
+        monkeypatch.setattr(made, "_save_if_best", lambda *given: saved.append(given))
         made.fit()
         rows = jsonl_log.read(tmp_path / jsonl_log.EVALUATIONS)
         return [(row["global_step"], row["again"]) for row in rows], saved
@@ -286,8 +282,8 @@ def stopped_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_a_resumed_run_makes_up_for_the_evaluation_that_a_kill_lost(stopped_at: Any) -> None:
     rows, saved = stopped_at(4, evaluated=[0, 2])
     assert rows == [(0, False), (2, False), (4, True)]
-    ((metrics, step, states),) = saved
-    assert (metrics["eval_accuracy"], step, states["global_step"]) == (1.0, 4, 4)
+    ((metrics, states),) = saved
+    assert (metrics["eval_accuracy"], states["global_step"]) == (1.0, 4)
 
 
 def test_what_was_evaluated_is_not_evaluated_again(stopped_at: Any) -> None:
@@ -320,13 +316,18 @@ def test_the_best_checkpoint_of_a_lost_evaluation_holds_what_the_resumed_one_hel
     made, saved = trainer(), []
     prompts = StatefulDataLoader(range(8), batch_size=1)
     generator = SGSamplesGenerator(SimpleNamespace(args=made.args), prompts, [], None, [])
-    made._state = ControllerState(generator, made.kl_ctl)
+    made._state = ControllerState(generator, made._kl_controller, "eval_accuracy")
     engines: Any = SimpleNamespace(trainer_lock=threading.Condition())
     config = AsyncConfig(1, 1, False, batch_size=4, request_size=4)
     generator.start_async(config, states, engines, {})
-    monkeypatch.setattr(UPSTREAM, "save_best_checkpoint", lambda *given: saved.append(given[-1]))
-    made.save_best_checkpoint({"eval_accuracy": 1.0}, 4, dict(states))
-    (client_states,) = saved
+    monkeypatch.setattr(made, "_call_ranks", lambda *_, **given: saved.append(given))
+    made._global_step = 4
+    made._save_if_best({"eval_accuracy": 1.0}, dict(states))
+    made._save_if_best({"eval_accuracy": 0.9}, dict(states))  # not the best
+    (given,) = saved
+    assert given["tag"] == "best_global_step4" and given["metric_value"] == 1.0
+    client_states = given["client_states"]
+    assert client_states["best_eval_metric_value"] == 1.0
     assert client_states["data_loader_state_dict"] == place
     if made_by == "asynchronous":
         assert client_states[BUFFER_KEY] == kept
@@ -339,7 +340,7 @@ def test_responses_without_a_token_are_counted(
     monkeypatch: pytest.MonkeyPatch, empty: int, found: float | None
 ) -> None:
     made = trainer()
-    made.experience_maker = SimpleNamespace(
+    made._experience_maker = SimpleNamespace(
         empty_responses=empty, idle_fraction=None, make_experience_batch=lambda _samples: []
     )
     made._engines = SimpleNamespace(
@@ -353,10 +354,10 @@ def test_responses_without_a_token_are_counted(
     monkeypatch.setattr(made._sample_log, "frac_tokens_without_text", lambda _experiences: 0.0)
     monkeypatch.setattr(made._sample_log, "example", lambda _experiences: ["", 1.0])
     monkeypatch.setattr(made, "_send_to_ranks", lambda _experiences: None)
-    monkeypatch.setattr(made, "ppo_train", lambda _step: {})
-    made.vllm_engines = None
-    metrics, step = made.train_step([], 0)
-    assert metrics.get("rollout/empty_responses") == found and step == 1
+    monkeypatch.setattr(made, "_update_policy", dict)
+    monkeypatch.setattr(made, "_sync_weights", lambda: None)
+    metrics, _ = made.train_step([])
+    assert metrics.get("rollout/empty_responses") == found and made._global_step == 1
 
 
 class Ranks:

@@ -233,7 +233,9 @@ def test_what_a_sample_is_trained_on_does_not_depend_on_the_dealing(
     """Advantages are of whole groups of prompts; no field loses or gains a token."""
     trained = {}
     for way in ("balanced", "upstream"):
-        monkeypatch.setattr(micro_batches, "is_balanced", lambda _args, way=way: way == "balanced")
+        if way == "upstream":
+            monkeypatch.setattr(micro_batches, "balances_micro_batches", lambda _args: False)
+            monkeypatch.setattr(micro_batches, "training_micro_batches", lambda given, *_: given)
         args = arguments()
         trained[way] = by_place(ranks_of(args, Maker(args).make_experience_batch(rollout())))
     lengths = [int(s.total_length) for s in rollout()]
@@ -311,22 +313,6 @@ def test_a_resumed_run_forms_the_same_batches_and_the_next_rollout_others() -> N
         maker.rollout = number
         found.append([r.trained() for r in ranks_of(args, maker.make_experience_batch(rollout()))])
     assert found[0] == found[1] != found[2]
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        ["ds.tensor_parallel_size=2"],
-        ["ds.ring_attn_size=2"],
-    ],
-    ids=["tensor parallel", "ring"],
-)
-def test_what_cuts_by_itself_is_left_to_upstream(other: list[str]) -> None:
-    args = arguments(*other)
-    assert not micro_batches.is_balanced(args)
-    cut = Maker(args).split_rollout_samples(rollout())
-    again = Maker(args).split_rollout_samples(rollout())
-    assert places(cut) == places(again) and sorted(places(cut)) == list(range(SAMPLES))
 
 
 def test_dynamic_batches_get_their_optimizer_steps_from_the_same_draw() -> None:

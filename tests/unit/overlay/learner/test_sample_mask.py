@@ -83,7 +83,8 @@ def test_a_reward_takes_its_group_along(
     assert len(found) == SAMPLES
     # Without the group in the rollout at all, in a run that stops at such a value.
     rest = [sample for place, sample in enumerate(rollout()) if place not in MATES]
-    monkeypatch.setattr(micro_batches, "is_balanced", lambda _args: False)
+    monkeypatch.setattr(micro_batches, "balances_micro_batches", lambda _args: False)
+    monkeypatch.setattr(micro_batches, "training_micro_batches", lambda given, *_: given)
     fewer = arguments(f"algo.advantage.estimator={estimator}")
     expected = {
         int(sequence[0]): (advantages, mask)

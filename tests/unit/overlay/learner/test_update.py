@@ -175,7 +175,7 @@ def policy_trainer(
         return SGActorPPOTrainer(
             strategy, actor, ema_model=None, actor_optim=optimizer or Optimizer(),
             actor_scheduler=SimpleNamespace(get_last_lr=lambda: [0.1]),
-            micro_train_batch_size=MICRO_BATCH, dataloader_pin_memory=False,
+            micro_train_batch_size=MICRO_BATCH,
         )  # fmt: skip
 
 

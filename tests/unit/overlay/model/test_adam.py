@@ -19,6 +19,7 @@ from sg_rlhf.overlay.patches import table
 table.install()
 import deepspeed, torch
 from openrlhf.utils.deepspeed import deepspeed as upstream
+from sg_rlhf.overlay.model import adam
 
 folder = sys.argv[1]
 deepspeed.init_distributed("gloo", auto_mpi_discovery=False, init_method=f"file://{folder}/store",
@@ -30,7 +31,7 @@ def train(stage, offload, steps, save=None, load=None):
     model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Tanh(), torch.nn.Linear(32, 4))
     config = upstream.get_train_ds_config(
         offload=False, adam_offload=offload, stage=stage, zpg=1,
-        optim_config={"type": "AdamW", "params": PARAMS},
+        optim_config=adam.by_torch({"type": "AdamW", "params": PARAMS}),
     )
     config["zero_optimization"] = {
         "stage": stage, "offload_optimizer": config["zero_optimization"]["offload_optimizer"],

@@ -12,15 +12,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import openrlhf.trainer.ray.ppo_actor as upstream
 import pytest
 import ray
 import torch
-from openrlhf.trainer.ray.launcher import BaseDistributedActor
 
+from sg_rlhf.overlay.cluster import free_port as ports
 from sg_rlhf.overlay.fork_server.client import ForkServer
+from sg_rlhf.overlay.learner import sync_trainer
+from sg_rlhf.overlay.learner.actor import SGPolicyModelActor
+from sg_rlhf.overlay.learner.scoring_ranks import SGReferenceModelActor, SGRewardModelActor
 from sg_rlhf.overlay.learner.update import SGActorPPOTrainer
-from sg_rlhf.overlay.patches import free_port as ports
 from sg_rlhf.overlay.rollout.engine import SGRolloutActor
 from sg_rlhf.overlay.settings import worker_settings
 from sg_rlhf.overlay.settings.worker_settings import WorkerSettings
@@ -136,9 +137,10 @@ def test_it_is_free_and_below_the_kernels_range() -> None:
         sock.bind(("", chosen.pop()))
 
 
-def test_upstreams_actors_use_it() -> None:
-    port = BaseDistributedActor._get_free_port()
-    assert ports.FIRST <= port < int(ports.RANGE.read_text().split()[0])
+def test_the_ranks_of_every_model_use_it() -> None:
+    for rank in (SGPolicyModelActor, SGReferenceModelActor, SGRewardModelActor):
+        port = rank._get_free_port(None)
+        assert ports.FIRST <= port < int(ports.RANGE.read_text().split()[0])
 
 
 def test_a_port_that_is_taken_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,13 +165,14 @@ def test_the_weight_sync_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
     join = SimpleNamespace(remote=remote)
     trainer: Any = SGActorPPOTrainer.__new__(SGActorPPOTrainer)
-    vllm = SimpleNamespace(num_engines=2, tensor_parallel_size=2, sync_with_ray=False)
-    trainer.strategy = SimpleNamespace(args=SimpleNamespace(vllm=vllm))
+    vllm = SimpleNamespace(tensor_parallel_size=2, sync_with_ray=False, sync_backend="nccl")
+    trainer.args = SimpleNamespace(vllm=vllm)
     trainer.vllm_engines = [SimpleNamespace(init_process_group=join)] * 2
     monkeypatch.setattr(ray, "get", lambda _: None)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(upstream, "stateless_init_process_group", lambda *given: given)
-    trainer._init_vllm_sync_group("nccl")
+    monkeypatch.setattr(sync_trainer.platform, "is_cpu", lambda: False)
+    monkeypatch.setattr(sync_trainer, "stateless_init_process_group", lambda *given: given)
+    trainer.connect_engines()
     address, port, rank, size, _ = trainer._model_update_group
     assert (rank, size) == (0, 5)
     assert ports.FIRST <= port < int(ports.RANGE.read_text().split()[0])

@@ -28,16 +28,6 @@ SIGNATURES: dict[tuple[str, str], str] = {
     ("models/utils.py", "compute_approx_kl"): (
         "log_probs, log_probs_base, log_probs_old, kl_estimator, unbiased_gradient"
     ),
-    ("trainer/ray/ppo_actor.py", "ActorPPOTrainer.ppo_train"): "self, kl_ctl",
-    ("trainer/ray/ppo_actor.py", "ActorPPOTrainer.training_step"): (
-        "self, experience, kl_ctl, step, loss_batch_info"
-    ),
-    ("trainer/ray/ppo_actor.py", "PolicyModelActor.init_model_from_pretrained"): (
-        "self, strategy, pretrain, max_steps, vllm_engines"
-    ),
-    ("trainer/ray/ppo_actor.py", "PolicyModelActor.save_checkpoint"): (
-        "self, tag, client_states, metric_value, metric_key"
-    ),
     ("utils/deepspeed/deepspeed.py", "DeepspeedStrategy.get_grad_norm"): "self, model",
     ("utils/deepspeed/deepspeed.py", "DeepspeedStrategy.save_ckpt"): (
         "self, model, save_dir, tag, max_num, max_mem, client_state, save_latest, metric_value, "
@@ -59,8 +49,11 @@ SIGNATURES: dict[tuple[str, str], str] = {
     ("trainer/ray/vllm_worker_wrap.py", "WorkerWrap.init_process_group"): (
         "self, master_address, master_port, rank_offset, world_size, group_name, backend, use_ray"
     ),
-    ("trainer/ray/vllm_engine.py", "RolloutRayActor.__init__"): (
-        "self, *args, bundle_indices, agent_func_path, remote_rm_url, mm_pad_token_ids, **kwargs"
+    ("trainer/ray/vllm_engine.py", "RolloutRayActor._configure_device_env"): (
+        "self, backend, bundle_indices, num_gpus"
+    ),
+    ("trainer/ray/vllm_engine.py", "RolloutRayActor._configure_vllm_env"): (
+        "self, version, vllm, full_determinism"
     ),
     ("trainer/ray/vllm_engine.py", "RolloutRayActor.generate_responses"): (
         "self, prompt, label, sampling_params, max_length, hf_tokenizer, num_samples, images"
@@ -71,47 +64,49 @@ SIGNATURES: dict[tuple[str, str], str] = {
     ("utils/agent.py", "SingleTurnAgentExecutor._fetch_rewards_via_http"): (
         "self, queries_list, prompts_list, labels_list"
     ),
-    ("trainer/ppo_trainer.py", "compute_eval_metrics"): (
-        "eval_dataloader, samples_list, n_samples_per_prompt"
-    ),
-    ("trainer/ppo_trainer.py", "prepare_datasets"): "strategy, tokenizer",
-    ("trainer/ppo_trainer.py", "BasePPOTrainer.__init__"): (
-        "self, strategy, actor_model_group, critic_model_group, reward_model_group, "
-        "reference_model_group, vllm_engines, tokenizer"
-    ),
-    ("trainer/ppo_trainer.py", "BasePPOTrainer.train_step"): "self, rollout_samples, global_step",
-    ("trainer/ppo_trainer.py", "BasePPOTrainer.ppo_train"): "self, global_steps",
-    ("trainer/ppo_trainer.py", "BasePPOTrainer.broadcast_to_vllm"): "self",
-    ("trainer/ppo_trainer.py", "BasePPOTrainer.save_logs_and_checkpoints"): (
-        "self, global_step, logs_dict, client_states"
-    ),
-    ("trainer/ppo_trainer.py", "BasePPOTrainer._compute_rollout_stats"): "self, experiences",
-    ("trainer/ppo_trainer.py", "BasePPOTrainer.init_checkpoint_states"): "self",
-    ("trainer/ppo_trainer.py", "PPOTrainer.get_max_steps"): "self",
-    ("trainer/ppo_trainer.py", "PPOTrainer.fit"): "self, global_step",
-    ("trainer/ppo_trainer.py", "PPOTrainer.evaluate"): "self, global_step, **generate_kwargs",
-    ("trainer/ppo_utils/experience_maker.py", "RemoteExperienceMaker.make_experience"): (
-        "self, samples_list"
-    ),
-    ("trainer/ppo_utils/experience_maker.py", "RemoteExperienceMaker._dispatch_forward"): (
-        "self, group, sync_condition, **kwargs"
-    ),
-    ("trainer/ppo_utils/experience_maker.py", "RemoteExperienceMaker._flatten_results"): (
-        "self, refs, duplicate_factor"
-    ),
-    ("trainer/ppo_utils/experience_maker.py", "RemoteExperienceMaker.make_experience_batch"): (
-        "self, rollout_samples"
-    ),
     ("trainer/ppo_utils/experience_maker.py", "RemoteExperienceMaker.split_rollout_samples"): (
         "self, rollout_samples"
     ),
     ("trainer/ppo_utils/experience.py", "Experience.concat_experiences"): (
         "experiences_list, pad_token_id"
     ),
-    ("trainer/ppo_utils/experience.py", "balance_experiences"): "experiences, args",
     # Samples of an optimizer step are a rank's next ones in the buffer.
     ("trainer/ppo_utils/replay_buffer.py", "NaiveReplayBuffer.setup_dynamic_batch"): (
         "self, strategy"
+    ),
+    ("trainer/ppo_utils/replay_buffer.py", "NaiveReplayBuffer.__init__"): (
+        "self, sample_batch_size, limit, cpu_offload, packing_samples, dynamic_batch"
+    ),
+    ("models/actor.py", "Actor.__init__"): (
+        "self, pretrain_or_model, attn_implementation, param_dtype, load_in_4bit, lora_rank, "
+        "lora_alpha, lora_dropout, target_modules, ds_config, device_map, packing_samples, "
+        "temperature, use_liger_kernel, freeze_visual_encoder, experts_implementation, **kwargs"
+    ),
+    ("utils/utils.py", "get_tokenizer"): "pretrain, model, padding_side, strategy, use_fast",
+    ("utils/deepspeed/deepspeed.py", "DeepspeedStrategy.__init__"): (
+        "self, seed, full_determinism, max_norm, micro_train_batch_size, train_batch_size, "
+        "zero_stage, args"
+    ),
+    ("utils/deepspeed/deepspeed.py", "DeepspeedStrategy.get_ds_train_config"): (
+        "self, optim_dict, max_norm"
+    ),
+    ("trainer/ppo_utils/experience_maker.py", "RemoteExperienceMaker.__init__"): (
+        "self, actor_model_group, critic_model_group, reward_model_group, initial_model_group, "
+        "kl_controller, strategy, tokenizer, **kwargs"
+    ),
+    ("trainer/ppo_utils/samples_generator.py", "SamplesGenerator.__init__"): (
+        "self, strategy, prompts_dataloader, eval_dataloader, tokenizer, vllm_engines"
+    ),
+    ("trainer/ray/launcher.py", "BaseModelActor._setup_distributed"): "self, strategy",
+    ("trainer/ray/launcher.py", "ReferenceModelActor.init_model_from_pretrained"): (
+        "self, strategy, pretrain"
+    ),
+    ("trainer/ray/launcher.py", "RewardModelActor.init_model_from_pretrained"): (
+        "self, strategy, pretrain"
+    ),
+    ("trainer/ray/launcher.py", "RayActorGroup.__init__"): (
+        "self, num_nodes, num_gpus_per_node, ray_actor_type, pg, num_gpus_per_actor, "
+        "duplicate_actors, resources, num_resources_per_node"
     ),
     ("trainer/ray/launcher.py", "RayActorGroup.async_run_method_batch"): (
         "self, method_name, **kwargs"
@@ -120,9 +115,6 @@ SIGNATURES: dict[tuple[str, str], str] = {
         "trainer/ppo_utils/experience_maker.py",
         "RemoteExperienceMaker.compute_advantages_and_returns",
     ): ("self, experiences"),
-    ("trainer/ppo_utils/samples_generator.py", "SamplesGenerator._generate_vllm"): (
-        "self, dataloader_iter, num_prompts, dynamic_filtering, **generate_kwargs"
-    ),
     (
         "trainer/ppo_utils/samples_generator.py",
         "SamplesGenerator._process_response_into_experience",
@@ -138,93 +130,13 @@ SIGNATURES: dict[tuple[str, str], str] = {
 
 #: (file, qualified name) -> names that its body must use, in this order.
 CALL_ORDER: dict[tuple[str, str], tuple[str, ...]] = {
-    ("trainer/ray/ppo_actor.py", "ActorPPOTrainer.__init__"): (
-        "PolicyLoss",
-        "_init_vllm_sync_group",
-    ),
-    # wk3 reuses the weights of the policy loss, so the loss must be computed before the KL.
-    ("trainer/ray/ppo_actor.py", "ActorPPOTrainer.training_step"): (
-        "actor_loss_fn",
-        "compute_approx_kl",
-        "backward",
-        "optimizer_step",
-    ),
-    # The buffer is trained in its own order, by windows of an optimizer step's micro-batches.
-    ("trainer/ray/ppo_actor.py", "ActorPPOTrainer.ppo_train"): (
-        "DataLoader",
-        "replay_buffer",
-        "iter_grad_accum_global_norm",
-    ),
-    # Without a pass of the policy, zeros stand for its log-probs until the KL is computed.
-    ("trainer/ppo_utils/experience_maker.py", "RemoteExperienceMaker.make_experience"): (
-        "_dispatch_forward",
-        "actor_model_group",
-        "_flatten_results",
-        "use_loss",
-        "compute_approx_kl",
-    ),
-    ("trainer/ppo_utils/experience_maker.py", "RemoteExperienceMaker.make_experience_batch"): (
-        "split_rollout_samples",
-        "make_experience",
-        "compute_advantages_and_returns",
-    ),
-    # The plain folder of a save is counted after both are written.
-    ("trainer/ray/ppo_actor.py", "PolicyModelActor.save_checkpoint"): ("save_ckpt", "save_model"),
-    ("trainer/ray/ppo_actor.py", "ActorPPOTrainer._init_vllm_sync_group"): (
-        "stateless_init_process_group",
-    ),
-    # The same parameters, by the same rule, and the same way to the engines.
-    ("trainer/ray/ppo_actor.py", "ActorPPOTrainer.broadcast_to_vllm"): (
-        "reset_prefix_cache",
-        "_model_update_group",
-        "reduce_tensor",
-        "all_gather_object",
-        "use_cuda_ipc",
-        "named_parameters",
-        "requires_grad",
-    ),
-    # What is awake before the weights come.
-    ("trainer/ppo_trainer.py", "BasePPOTrainer.broadcast_to_vllm"): (
-        "enable_sleep",
-        "batch_vllm_engine_call",
-        "async_run_method",
-    ),
-    # A loaded optimizer is offloaded at once, into the buffers that its state has.
-    ("trainer/ray/ppo_actor.py", "PolicyModelActor.init_model_from_pretrained"): (
-        "load_ckpt",
-        "offload_deepspeed_states",
-        "ActorPPOTrainer",
-    ),
-    ("trainer/ray/vllm_engine.py", "create_vllm_engines"): ("RolloutRayActor",),
-    ("trainer/ppo_trainer.py", "BasePPOTrainer.__init__"): ("RemoteExperienceMaker",),
-    ("trainer/ppo_trainer.py", "PPOTrainer.__init__"): ("SamplesGenerator",),
-    ("trainer/ppo_trainer.py", "BasePPOTrainer.train_step"): (
-        "make_experience_batch",
-        "_compute_rollout_stats",
-        "balance_experiences",
-        "async_run_method_batch",
-        "ppo_train",
-        "broadcast_to_vllm",
-    ),
-    ("trainer/ppo_trainer.py", "PPOTrainer.evaluate"): ("compute_eval_metrics",),
-    # The rollout's time ends with its row, before a checkpoint or an evaluation that follows.
-    ("trainer/ppo_trainer.py", "PPOTrainer.fit"): (
-        "generate_samples",
-        "train_step",
-        "save_logs_and_checkpoints",
-        "evaluate",
-        "save_best_checkpoint",
-    ),
-    ("trainer/ppo_utils/samples_generator.py", "SamplesGenerator.generate_samples"): (
-        "_dataloader_iter",
-        "_generate_vllm",
-    ),
-    ("cli/train_ppo_ray.py", "train"): (
-        "create_vllm_engines",
-        "PolicyModelActor",
-        "PPOTrainer",
-        "get_max_steps",
-    ),
+    # Its penalties are a row of the table; the rewards are levelled between them and the groups.
+    (
+        "trainer/ppo_utils/experience_maker.py",
+        "RemoteExperienceMaker.compute_advantages_and_returns",
+    ): ("apply_length_penalties", "std", "compute_reward", "get_cumulative_returns"),
+    # The ranks' address and port.
+    ("trainer/ray/launcher.py", "BaseDistributedActor.__init__"): ("_get_free_port",),
 }
 
 

@@ -14,8 +14,6 @@ import ray
 from sg_rlhf.overlay.reporting.errors import EngineLost
 from sg_rlhf.overlay.rollout import core_errors, engine_monitor
 from sg_rlhf.overlay.rollout.engine_pool import EngineInstance, EnginePool
-from sg_rlhf.overlay.settings import worker_settings
-from sg_rlhf.overlay.settings.worker_settings import WorkerSettings
 
 
 class Engines(EnginePool):
@@ -171,11 +169,9 @@ def test_engines_that_start_end_nothing(start: Any) -> None:
     assert start(None, None) == ([], None)
 
 
-@pytest.mark.parametrize("method", ["sleep", "wake_up"])
 def test_colocated_engines_start_within_the_deadline_before_they_sleep(
-    monkeypatch: pytest.MonkeyPatch, method: str
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Upstream's driver lets them sleep at once, and waits for that without limit."""
     pings = [Reference(None), Reference("silent")]
     local = SimpleNamespace(
         wait=lambda pending, **_: ([r for r in pending if r.result is None], []),
@@ -183,17 +179,11 @@ def test_colocated_engines_start_within_the_deadline_before_they_sleep(
         exceptions=ray.exceptions,
     )
     monkeypatch.setattr(engine_monitor, "ray", local)
-    settings = WorkerSettings(engine_start_timeout=0.0).to_json()
-    monkeypatch.setenv(worker_settings.VARIABLE, settings)
     handles = [SimpleNamespace(ping=SimpleNamespace(remote=lambda p=p: p)) for p in pings]
-    called: list[str] = []
-    call = engine_monitor.after_start(lambda _engines, name: called.append(name))
-    if method == "sleep":
-        with pytest.raises(EngineLost, match="engine 1 did not start within 0 s "):
-            call(handles, method)
-        pings[1].result = None
-    call(handles, method)
-    assert called == [method]
+    with pytest.raises(EngineLost, match="engine 1 did not start within 0 s "):
+        engine_monitor.wait_for_start(handles, 0.0)
+    pings[1].result = None
+    engine_monitor.wait_for_start(handles, 0.0)
 
 
 def test_an_engine_that_fails_to_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +196,7 @@ def test_an_engine_that_fails_to_start_says_why(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(engine_monitor, "ray", local)
     handle = SimpleNamespace(ping=SimpleNamespace(remote=lambda: Reference(None)))
     with pytest.raises(ray.exceptions.RaySystemError, match="no such model"):
-        engine_monitor.after_start(lambda *_: None)([handle], "sleep")
+        engine_monitor.wait_for_start([handle], 60.0)
 
 
 CORES_LOG = """\

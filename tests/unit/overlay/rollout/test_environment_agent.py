@@ -434,10 +434,9 @@ def test_the_agent_of_a_domain_has_the_settings_of_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(SearchSettings.env_name(), SearchSettings(topk=7, max_turns=1).to_env())
-    agent = load_agent(lambda path: path)("domain:search")
+    agent = load_agent("domain:search")
     assert agent.environment.settings == SearchSettings(topk=7, max_turns=1)
     assert agent.environment.client.settings.topk == 7
-    assert load_agent(lambda path: path)("my_agent.py") == "my_agent.py"
 
 
 def test_control_tokens_are_the_tokenizers() -> None:

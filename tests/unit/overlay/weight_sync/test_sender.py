@@ -15,7 +15,6 @@ from vllm.model_executor.model_loader.reload.layerwise import record_metadata_fo
 from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 
 from sg_rlhf.config import checks, load_config
-from sg_rlhf.config.derived.weight_sync import uses_buckets
 from sg_rlhf.overlay.weight_sync import buckets, receiver, sender
 from sg_rlhf.overlay.weight_sync.receiver import BucketWorkerWrap
 
@@ -193,15 +192,9 @@ def test_an_engines_error_is_the_line_with_the_cause(monkeypatch: pytest.MonkeyP
     assert line.endswith("ValueError: no such tensor")
 
 
-@pytest.mark.parametrize("size", [1, 2])
-def test_tensor_parallel_policies_keep_upstreams_loop(size: int) -> None:
-    assert uses_buckets({"ds.tensor_parallel_size": size}.__getitem__) == (size == 1)
-
-
 @pytest.mark.parametrize(
     ("overrides", "line"),
     [
-        (["ds.tensor_parallel_size=2"], r"^ds.lora.rank=8: not with .*ds.tensor_parallel_size=2: "),
         (["ds.load_in_4bit=true"], r"^ds.lora.rank=8: not with ds.load_in_4bit=true: "),
     ],
 )

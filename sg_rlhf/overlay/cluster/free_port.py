@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 import socket
 from pathlib import Path
-from typing import Any
 
 RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 #: The lowest port. Ray's workers use 10002 to 19999 by default.
@@ -19,7 +18,7 @@ FIRST = 20_000
 _TRIES = 100
 
 
-def free_port(_actor: Any = None, first_of_kernel: int | None = None) -> int:
+def free_port(first_of_kernel: int | None = None) -> int:
     """A free port below the kernel's range; any free port if there is none.
 
     Args:
@@ -42,3 +41,10 @@ def free_port(_actor: Any = None, first_of_kernel: int | None = None) -> int:
                 continue
             return int(sock.getsockname()[1])
     raise OSError("no free port")
+
+
+class OwnPort:
+    """Mixed into upstream's ranks: rank 0 takes its port by :func:`free_port`."""
+
+    def _get_free_port(self) -> int:
+        return free_port()
