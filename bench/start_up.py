@@ -49,10 +49,11 @@ def kind(process: psutil.Process) -> str:
     line = " ".join(process.cmdline())
     for sign, name in (
         ("ray::SGPolicy", "policy"), ("ray::PolicyModel", "policy"),
-        ("ray::Reference", "reference"), ("ray::SGRollout", "engine"),
+        ("ray::SGReference", "reference"), ("ray::Reference", "reference"),
+        ("ray::SGRollout", "engine"),
         ("ray::RolloutRay", "engine"), ("VLLM::", "engine's core"),
         ("ray::PPOTrainer", "controller"), ("ray::Controller", "controller"),
-        ("ray::_train", "training loop"), ("-m sg_rlhf.train", "driver"),
+        ("ray::_run", "training loop"), ("-m sg_rlhf.train", "driver"),
         ("fork_server.server", "fork server"),
     ):  # fmt: skip
         if sign in line:

@@ -125,21 +125,12 @@ class PromptSchema:
         Raises:
             ValueError: a label of a type without a text.
         """
-        flat = {self.prompt: value_of(row, self.prompt), self.image: _images(row.get(self.image))}
+        flat = {self.prompt: value_of(row, self.prompt), self.image: row.get(self.image)}
         if row.get(DATASOURCE) is not None:
             flat[DATASOURCE] = str(row[DATASOURCE])
         if self.label is not None:
             flat[self.label] = label_of(value_of(row, self.label))
         return flat
-
-
-def _images(value: Any) -> Any:
-    """Images as upstream opens them: `datasets` stores one as its bytes or its path."""
-    if isinstance(value, list):
-        return [_images(one) for one in value]
-    if isinstance(value, Mapping):
-        return value.get("bytes") or value.get("path")
-    return value
 
 
 def rows_of(name: str, split: str, fields: PromptSchema) -> Iterator[tuple[str, Any]]:

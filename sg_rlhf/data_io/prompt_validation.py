@@ -141,6 +141,11 @@ def checked(
             flat = fields.flat(row)
         except ValueError as error:
             raise DataError(f"{place}: {fields.label}: {error}") from None
+        if flat[fields.image]:
+            raise DataError(
+                f"{place}: {fields.image}: images are not supported; take the field out, or name "
+                "another in data.image_key"
+            )
         prompt = flat[fields.prompt]
         fault = _prompt_fault(prompt, fields)
         if fault is not None:

@@ -108,7 +108,7 @@ def run(tmp_path: Path, data: Data, request: pytest.FixtureRequest) -> Iterator[
     [
         (activity.TRAINER, "policy rank"),
         (activity.CONTROLLER, "controller"),
-        ("ray::ReferenceModelActor", "reference rank"),
+        ("ray::SGReferenceModelActor", "reference rank"),
     ],
 )
 def test_a_killed_worker(run: Run, name: str, role: str) -> None:

@@ -50,6 +50,12 @@ def check_unsupported(value: Value) -> None:
             "take it out",
         ),
         (
+            "critic.freezing_steps",
+            value("critic.freezing_steps") >= 0,
+            "a critic is not supported",
+            "take it out",
+        ),
+        (
             "data.max_images_per_prompt",
             value("data.max_images_per_prompt") > 0,
             "images are not supported",

@@ -186,13 +186,8 @@ class PromptDataset(Upstream):
     def _check_lengths(self) -> None:
         limits = self._args.data.max_len, self._args.rollout.max_new_tokens
         max_tokens = max_prompt_tokens(*limits)
-        # A text has no more tokens than bytes, so only long texts are encoded. Upstream adds the
-        # tokens of images later.
-        rows = [
-            row
-            for row, (text, images) in enumerate(zip(self.prompts, self.images, strict=True), 1)
-            if not images and len(text.encode()) > max_tokens
-        ]
+        # A text has no more tokens than bytes, so only long texts are encoded.
+        rows = [row for row, text in enumerate(self.prompts, 1) if len(text.encode()) > max_tokens]
         refused = []  # (tokens, row)
         for start in range(0, len(rows), 4096):
             chunk = rows[start : start + 4096]

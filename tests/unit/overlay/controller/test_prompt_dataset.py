@@ -250,12 +250,10 @@ def test_rows_come_in_the_order_of_upstream(shares: str | None, tmp_path: Path) 
     assert ours[1][0] == f"{tmp_path}/a.jsonl: row 2" or shares
 
 
-def test_images_are_given_as_their_bytes_or_path(tokenizer: Any, tmp_path: Path) -> None:
-    stored = [{"bytes": b"png", "path": None}, {"bytes": None, "path": "a.png"}]
-    table = pa.table(
-        {"input": ["a", "b"], "answer": ["x", "y"], "images": [[one] for one in stored]}
-    )
+def test_images_are_refused(tokenizer: Any, tmp_path: Path) -> None:
+    table = pa.table({"input": ["a"], "answer": ["x"], "images": [["a.png"]]})
     path = write_parquet(table, tmp_path)
     strategy = strategy_of(str(path))
     found = PromptDataset(read_prompts(str(path), None, strategy), tokenizer, strategy)
-    assert found.images == [[b"png"], ["a.png"]]
+    with pytest.raises(UnusablePrompts, match=r"row 1: images: images are not supported; take"):
+        found.check()
