@@ -55,7 +55,10 @@ def test_unit_tests_see_no_gpu() -> None:
 
 
 RECIPE = "configs/kk/grpo_sg_qwen2.5-3b-instruct.yaml"
-REWARD = "reward.remote_url=null reward.model_name_or_path=a/b reward.num_gpus_per_node=4"
+REWARD = (
+    "reward.remote_url=null reward.model_name_or_path=a/b reward.num_gpus_per_node=4 "
+    "eval.dataset=null"
+)
 ASYNC = "train.async_enable=true sg.correction=tis vllm.enable_sleep=false"
 APART = "train.colocate_all=false vllm.enable_sleep=false ds.enable_sleep=false"
 

@@ -251,7 +251,7 @@ def test_each_flag_names_its_package_and_what_to_do(key: str) -> None:
 def test_only_what_is_lacking_is_named() -> None:
     found = optional_packages.missing(value(**USED), installed=lambda name: name == "flash_attn")
     assert len(found) == len(USED)
-    assert "needs ring_flash_attn, not installed" in found[0]
+    assert "needs liger_kernel, not installed" in found[0]
 
 
 @pytest.mark.parametrize("need", optional_packages.NEEDS, ids=lambda need: need.key)
@@ -274,8 +274,10 @@ def test_no_import_of_upstream_is_without_a_row_or_a_lock() -> None:
     unknown = {
         name for name in imported - rows - {"openrlhf"} if not optional_packages.is_installed(name)
     }
-    # The stand-in, or whatever packs samples on CUDA.
-    assert unknown <= {"flash_attn"} and not unknown & set(sys.stdlib_module_names)
+    # The stand-in, or whatever packs samples on CUDA; and of ring attention, which is refused.
+    assert unknown <= {"flash_attn", "ring_flash_attn"} and not unknown & set(
+        sys.stdlib_module_names
+    )
 
 
 def test_a_stand_in_is_no_package(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -186,10 +186,6 @@ def test_stopping_leaves_the_samples_as_they_are() -> None:
             "ds.zero_stage=1, ds.grad_accum_dtype=fp32; use ds.zero_stage=2",
         ),
         ("actor.optim=muon", "actor.optim=muon"),
-        (
-            "algo.advantage.estimator=gae critic.num_gpus_per_node=2",
-            "critic.model_name_or_path=",
-        ),
     ],
 )
 def test_what_skipping_needs_is_one_line(overrides: str, words: str) -> None:
