@@ -21,6 +21,7 @@ from sg_rlhf.overlay.learner.actor import SGPolicyModelActor
 from sg_rlhf.overlay.learner.scoring_ranks import SGReferenceModelActor, SGRewardModelActor
 from sg_rlhf.overlay.rollout import engine_monitor
 from sg_rlhf.overlay.rollout.engine import MAX_RESTARTS, SGRolloutActor
+from sg_rlhf.overlay.settings import worker_settings
 from sg_rlhf.overlay.settings.lookup import value_of
 
 #: Ray's share of a GPU for a process that shares it with other models; none uses so little.
@@ -53,6 +54,11 @@ def train(args: Namespace, placement: Placement) -> None:
 
     # Reads the prompts; the learning rate is scheduled over the optimizer steps that they give.
     steps = ray.get(controller.prepare.remote())
+    if args.vllm.enable_sleep:
+        # Meanwhile the ranks have imported. They take nothing of a GPU before they load the model.
+        seconds = worker_settings.start_seconds(args.sg.engine_timeout)
+        engine_monitor.wait_for_start(engines, seconds)
+        ray.get([engine.sleep.remote() for engine in engines])
     loading = policy.async_init_model_from_pretrained(strategy, model, steps, engines)
     if reference is not None:
         loading += reference.async_init_model_from_pretrained(strategy, model)
@@ -84,7 +90,7 @@ def start_ranks(rank: type, layout: Any, placement: Placement, model: str) -> Ra
 
 
 def start_engines(args: Namespace, placement: Placement) -> list[Any]:
-    """Start the rollout engines. With ``vllm.enable_sleep`` they start, and then sleep."""
+    """Start the rollout engines, and do not wait for them."""
     vllm, size = args.vllm, args.vllm.tensor_parallel_size
     share = SHARE if placement.is_shared(topology.ENGINES) else 1
     # With several GPUs vLLM starts a worker on each, and the actor itself has none.
@@ -117,7 +123,4 @@ def start_engines(args: Namespace, placement: Placement) -> list[Any]:
                 remote_rm_url=args.reward.remote_url,
             )
         )
-    if vllm.enable_sleep:
-        engine_monitor.wait_for_start(engines, args.sg.engine_start_timeout)
-        ray.get([engine.sleep.remote() for engine in engines])
     return engines
