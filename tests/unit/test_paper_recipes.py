@@ -62,6 +62,7 @@ OF_HARDWARE = {
     "actor.num_nodes", "actor.num_gpus_per_node", "actor.gradient_checkpointing_enable",
     "ref.num_nodes", "ref.num_gpus_per_node", "vllm.num_engines", "vllm.tensor_parallel_size",
     "vllm.sync_backend", "vllm.enforce_eager", "vllm.enable_sleep", "vllm.gpu_memory_utilization",
+    "vllm.enable_prefix_caching",
     "ds.attn_implementation", "ds.packing_samples", "ds.adam_offload", "ds.enable_sleep",
     "ds.param_dtype", "ds.zero_stage", "rollout.micro_batch_size", "train.micro_batch_size",
     "train.colocate_all",

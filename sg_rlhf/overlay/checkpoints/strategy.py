@@ -10,7 +10,8 @@ from typing import Any
 from openrlhf.utils.deepspeed import DeepspeedStrategy
 
 from sg_rlhf.overlay.checkpoints import store
-from sg_rlhf.overlay.model import adam
+from sg_rlhf.overlay.cpu import platform
+from sg_rlhf.overlay.model import adam, leaf_layers
 
 
 class Strategy(DeepspeedStrategy):
@@ -37,6 +38,12 @@ class Strategy(DeepspeedStrategy):
     def setup_distributed(self, timeout: timedelta | None = None) -> None:
         """Join the ranks' group. One waits ``sg.collective_timeout`` for the others, then stops."""
         super().setup_distributed(timeout or timedelta(seconds=self.args.sg.collective_timeout))
+
+    def prepare(self, *models: Any) -> Any:
+        """Give the models to DeepSpeed. ZeRO-3 on GPUs takes a decoder layer as one module."""
+        if not platform.is_cpu():
+            leaf_layers.mark_models(self.stage, models)
+        return super().prepare(*models)
 
     def get_ds_train_config(self, optim_dict: Any = None, **kwargs: Any) -> dict[str, Any]:
         """DeepSpeed's settings, with torch's Adam."""

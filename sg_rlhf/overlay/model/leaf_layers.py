@@ -8,24 +8,21 @@ runs without CUDA therefore keep DeepSpeed's hooks, and their weights.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 
-def with_leaf_layers(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap upstream's ``DeepspeedStrategy.prepare``: mark the layers of the models it is given."""
+def mark_models(stage: int, models: Sequence[Any]) -> None:
+    """Mark the layers of models for ZeRO-3; below it nothing is gathered.
 
-    @functools.wraps(original)
-    def prepare(self: Any, *models: Any) -> Any:
-        if self.stage == 3:
-            for entry in models:
-                model = entry[0] if isinstance(entry, tuple) else entry
-                if model is not None:
-                    mark(getattr(model, "model", model))
-        return original(self, *models)
-
-    return prepare
+    Args:
+        stage: ZeRO stage.
+        models: upstream's models, or pairs of one and its optimizer's settings; None is left out.
+    """
+    for entry in models if stage == 3 else ():
+        model = entry[0] if isinstance(entry, tuple) else entry
+        if model is not None:
+            mark(getattr(model, "model", model))
 
 
 def mark(model: Any) -> int:

@@ -32,10 +32,6 @@ def _always() -> bool:
     return True
 
 
-def _with_gpus() -> bool:
-    return not platform.is_cpu()
-
-
 def _fused_log_probs() -> bool:
     return worker_settings.current().fused_log_probs
 
@@ -89,10 +85,6 @@ PATCHES = (
     Patch("transformers.dynamic_module_utils", "get_cached_module_file",
           f"{_OURS}.patches.remote_code:trust_named_repos_only",
           "upstream runs the code of every model", wraps=True),
-    Patch("openrlhf.utils.deepspeed.deepspeed", "DeepspeedStrategy.prepare",
-          f"{_OURS}.model.leaf_layers:with_leaf_layers",
-          "ZeRO-3's Python for every module of a layer takes longer than the GPU's work",
-          when=_with_gpus, wraps=True),
     Patch("deepspeed.ops.adam.fused_adam", "FusedAdam", f"{_OURS}.model.adam:FusedAdam",
           "ds.enable_sleep asserts this class, and works with torch's as well"),
     # Without flash-attn, which must be compiled.

@@ -38,9 +38,7 @@ def test_each_layer_of_a_model_is_marked(config: Any, adapters: bool) -> None:
 def test_only_zero_3_marks_them() -> None:
     for stage, expected in ((2, 0), (3, 3)):
         model = AutoModelForCausalLM.from_config(Qwen2Config(**SIZES))
-        prepare = leaf_layers.with_leaf_layers(lambda self, *models: models)
-        actor = SimpleNamespace(model=model)
-        assert prepare(SimpleNamespace(stage=stage), (actor, {}), None) == ((actor, {}), None)
+        leaf_layers.mark_models(stage, [(SimpleNamespace(model=model), {}), None])
         found = [part for part in model.modules() if getattr(part, "_z3_leaf", False)]
         assert len(found) == expected
 
