@@ -347,6 +347,8 @@ def _check(
         elif key in table:
             checked = value_ranges.checked_value(table[key], value, where)
             values[key] = checked
+        elif key in removed.SAME and value == removed.SAME[key]:
+            continue
         elif key in removed.KEYS:
             raise ConfigError(f"{where}: {removed.message(key, removed.KEYS[key])}")
         else:

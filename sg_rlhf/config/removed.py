@@ -39,6 +39,18 @@ KEYS: dict[str, str] = {
     "of sg.samples_per_step responses",
 }
 
+#: Key -> the value that every run has now. A recipe with it still loads, such as that of a
+#: preregistered study.
+SAME: dict[str, object] = {
+    "sg.batches": "balanced",
+    "sg.check_trained": True,
+    "sg.eval_at_end": True,
+    "sg.rotary_fp32": True,
+    "sg.skip_old_log_probs": True,
+    "sg.sync_check_every": 0,
+    "sg.weight_sync": "buckets",
+}
+
 #: Option of `sg-rlhf train` -> reason and remedy.
 TRAIN_OPTIONS: dict[str, str] = {
     "--print": "`sg-rlhf launch sbatch|kuberay|skypilot` prints job files",

@@ -2,10 +2,10 @@
 
     python weight_sync_faults.py OUT PYTHON
 
-Writes to OUT: {"log_probs": [after a sync in buckets, after upstream's of the same weights, the
-trainer's own], "messages": fault -> the error's, "seconds": fault -> how long it took, "check":
-{"right": the log-prob check's metrics after an honest sync, "sent": outcome of a sync into a layer
-whose processed weight gets its rows in another order, "wrong": the check's error after it}}. The
+Writes to OUT: {"log_probs": [after a sync, after one of changed weights, the trainer's own],
+"messages": fault -> the error's, "seconds": fault -> how long it took, "check": {"right": the
+log-prob check's metrics after an honest sync, "sent": outcome of a sync into a layer whose
+processed weight gets its rows in another order, "wrong": the check's error after it}}. The
 fault "dead core" is one in a call that the engine's core has been sent. "experts": per size of the
 experts of a Qwen3-MoE the mean difference of its log-probs, engine to trainer: as both load it,
 after a sync of the same weights, and after one of others. Ray starts its workers with PYTHON, which
@@ -224,8 +224,6 @@ def main(out: Path, python: str) -> None:
     log_probs.append(ray.get(engine.prompt_log_probs.remote(ids)))
     ray.get(trainer.change.remote())
     outcome("none", 0.0)
-    log_probs.append(ray.get(engine.prompt_log_probs.remote(ids)))
-    ray.get(trainer.send.remote(None))
     log_probs.append(ray.get(engine.prompt_log_probs.remote(ids)))
     log_probs.append(ray.get(trainer.own_log_probs.remote(ids)))
     outcome("none", 0.0)

@@ -45,7 +45,7 @@ def load(benchmark_name: str, **given: Any) -> DatasetDict:
                 "template writes them, --model_args pretrained=MODEL or tokenizer=MODEL"
             )
         loaded = [LoadedBenchmark(of_suite, questions, sources)]
-        tokenizer = AutoTokenizer.from_pretrained(model)
+        tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
         ((_, questions, _),) = with_messages_written(loaded, tokenizer)
     rows = [
         {

@@ -22,7 +22,7 @@ from sg_rlhf.overlay.driver.arguments import upstream_arguments
 WRITE = "from sg_rlhf.config import upstream_flags as u; u.SHIPPED.write_text(u.as_json(u.flags()))"
 ARGUMENTS = [
     "actor.model_name_or_path=m", "data.prompt_dataset=d", "reward.remote_url=r.py",
-    "vllm.num_engines=1",
+    "vllm.num_engines=1", "algo.advantage.estimator=reinforce",
 ]  # fmt: skip
 
 

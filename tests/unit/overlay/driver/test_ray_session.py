@@ -101,7 +101,6 @@ def test_a_worker_reads_the_settings_of_the_run(
         monkeypatch.setenv(name, value)
     assert worker_settings.current() == WorkerSettings(
         skip_nonfinite=True,
-        engine_start_timeout=3600.0,
         param_dtype="fp16",
         trusted_models=("org/model",),
         activity_log=str(tmp_path / "logs" / "phases.jsonl"),
@@ -146,14 +145,8 @@ def pinned(*words: str) -> argparse.Namespace:
 
 
 def test_every_role_gets_the_commits_folder(folder: Path) -> None:
-    args = pinned(
-        *overrides(COMMIT),
-        "algo.advantage.estimator=gae",
-        "critic.num_nodes=1",
-        "critic.num_gpus_per_node=1",
-        "sg.trust_remote_code=[org/model]",
-    )
-    assert args.actor.model_name_or_path == args.critic.model_name_or_path == str(folder)
+    args = pinned(*overrides(COMMIT), "sg.trust_remote_code=[org/model]")
+    assert args.actor.model_name_or_path == str(folder)
     assert args.sg.trust_remote_code == ["org/model", str(folder)]
 
 

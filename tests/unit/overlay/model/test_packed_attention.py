@@ -213,7 +213,7 @@ def test_flash_attn_is_told_where_samples_begin() -> None:
 
 ARGUMENTS = [
     "actor.model_name_or_path=m", "data.prompt_dataset=d", "reward.remote_url=r.py",
-    "vllm.num_engines=1",
+    "vllm.num_engines=1", "algo.advantage.estimator=reinforce",
 ]  # fmt: skip
 
 

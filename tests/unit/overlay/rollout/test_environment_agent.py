@@ -449,7 +449,9 @@ fragments = st.sampled_from(
     [SEARCH, ANSWER, "<search>", "</search>", "<answer>", "</answer>", "<information>",
      "</information>", "hm", END_OF_TURN, "<search> é </search>", "Doc 1(Title: a) b"]
 )  # fmt: skip
-turns = st.lists(st.lists(fragments, max_size=3).map("".join), max_size=6)
+# An end of turn alone is dropped before the correction, and has no gradient.
+turn = st.lists(fragments, max_size=3).map("".join).filter(lambda t: not t.startswith(END_OF_TURN))
+turns = st.lists(turn, max_size=6)
 rollouts = st.fixed_dictionaries(
     {
         "turns": turns,
