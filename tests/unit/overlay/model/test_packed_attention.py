@@ -230,7 +230,6 @@ ARGUMENTS = [
             ["ds.packing_samples=true", "ds.attn_implementation=flash_attention_2"],
             "flash_attention_2",
         ),
-        (["ds.packing_samples=true", "ds.ring_attn_size=2"], "flash_attention_2"),
     ],
 )
 def test_the_attention_of_a_run(
