@@ -91,7 +91,7 @@ class Trainer(bench.Trainer):
         return [self.own_log_probs(ids) for ids in sequences]
 
     def outcome(self, deadline: float, damage_bucket: int | None = None) -> tuple[str, float]:
-        sender.BASE_SECONDS, sender.BYTES_PER_SECOND = deadline, math.inf
+        sender.BASE_SECONDS, sender.BYTES_PER_SECOND = deadline or 120.0, math.inf
         group = self._model_update_group
         honest, sent = group.start_broadcast, []
 
