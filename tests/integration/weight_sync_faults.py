@@ -2,7 +2,8 @@
 
     python weight_sync_faults.py OUT PYTHON
 
-Writes to OUT: {"log_probs": [after a sync, after one of changed weights, the trainer's own],
+Writes to OUT: {"log_probs": [after a sync, after one of changed weights,
+after upstream's of the same, the trainer's own],
 "messages": fault -> the error's, "seconds": fault -> how long it took, "check": {"right": the
 log-prob check's metrics after an honest sync, "sent": outcome of a sync into a layer whose
 processed weight gets its rows in another order, "wrong": the check's error after it}}. The
@@ -224,6 +225,8 @@ def main(out: Path, python: str) -> None:
     log_probs.append(ray.get(engine.prompt_log_probs.remote(ids)))
     ray.get(trainer.change.remote())
     outcome("none", 0.0)
+    log_probs.append(ray.get(engine.prompt_log_probs.remote(ids)))
+    ray.get(trainer.send.remote(None))
     log_probs.append(ray.get(engine.prompt_log_probs.remote(ids)))
     log_probs.append(ray.get(trainer.own_log_probs.remote(ids)))
     outcome("none", 0.0)
