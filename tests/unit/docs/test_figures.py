@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from experiments.smollm2_135m import start_accuracy
+from experiments.smollm2_135m import start_accuracy, weighted_gradients
 from sg_rlhf.machine import hardware
 from sg_rlhf.plan import of_recipe
 from sg_rlhf.plan.memory import MemoryPlan
@@ -303,3 +303,16 @@ def test_the_table_of_the_pretrained_model_is_its_results_file() -> None:
     result = json.loads((ROOT / "experiments/smollm2_135m/start_accuracy.json").read_text())
     page = (ROOT / "docs/tutorials/4_pretrained_model.md").read_text()
     assert start_accuracy.table(result) in page
+
+
+def test_the_gradients_of_the_pretrained_model_are_their_results_file() -> None:
+    result = json.loads((ROOT / "experiments/smollm2_135m/weighted_gradients.json").read_text())
+    page = (ROOT / "docs/method.md").read_text()
+    assert weighted_gradients.table(result) in page
+    for row, key in (("tokens with p", "share_of_tokens"), ("their share", "share_of_gradient")):
+        (line,) = (line for line in page.splitlines() if line.startswith(f"| {row}"))
+        shares = [
+            ", ".join(f"{s:.2f}"[1:] for s in found[key].values())
+            for found in result["sets"].values()
+        ]
+        assert line.endswith(f"| {shares[0]} | {shares[1]} |")
