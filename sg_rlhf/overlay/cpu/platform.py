@@ -58,7 +58,7 @@ def environment() -> dict[str, str]:
         PLATFORM_VARIABLE: "cpu",
         "DS_ACCELERATOR": "cpu",
         # Several processes share the cores, and small matrix products gain nothing from threads.
-        # For a larger model export OMP_NUM_THREADS.
+        # The policy of a larger model takes more (model.adam.use_host_threads).
         "OMP_NUM_THREADS": "1",
         # vLLM would pin its threads to cores that the trainer's threads also use.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",

@@ -19,6 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 from sg_rlhf.overlay.checkpoints import store
 from sg_rlhf.overlay.checkpoints.strategy import Strategy
 from sg_rlhf.overlay.cluster.free_port import OwnPort
+from sg_rlhf.overlay.cpu import platform
 from sg_rlhf.overlay.learner import micro_batches
 from sg_rlhf.overlay.learner.overlapped_reference import PendingLogProbs
 from sg_rlhf.overlay.learner.update import SGActorPPOTrainer
@@ -60,11 +61,12 @@ class SGPolicyModelActor(OwnPort, BaseModelActor):
         """
         micro_batches.prepare_strategy(strategy)
         args = strategy.args
-        if args.ds.adam_offload:
-            adam.use_host_threads(ranks=args.actor.num_gpus_per_node)
         with activity.phase(activity.TRAINER, "loading the model into DeepSpeed"):
             self._setup_distributed(strategy)
             self._load_model(pretrain, max_steps)
+            if args.ds.adam_offload or platform.is_cpu():
+                entries = (getattr(p, "ds_numel", p.numel()) for p in self.actor.model.parameters())
+                adam.use_host_threads(args.actor.num_gpus_per_node, sum(entries))
             self.checkpoint_states = self._load_checkpoint()
             if args.ds.enable_sleep:
                 self.offload_states()

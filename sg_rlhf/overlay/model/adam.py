@@ -20,6 +20,8 @@ from sg_rlhf.common import resources
 from sg_rlhf.overlay.cpu import platform
 
 FusedAdam = torch.optim.AdamW
+#: Parameters from which a rank without CUDA computes with more than one thread.
+THREADED = 50e6
 
 
 def by_torch(optimizer: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -33,15 +35,19 @@ def by_torch(optimizer: dict[str, Any] | None) -> dict[str, Any] | None:
     return {**optimizer, "params": {**optimizer["params"], "torch_adam": True, "fused": True}}
 
 
-def use_host_threads(ranks: int) -> None:
-    """Let the Adam of ``ds.adam_offload`` use this rank's share of the machine's cores.
+def use_host_threads(ranks: int, parameters: int) -> None:
+    """Let this rank compute on its share of the machine's cores, where it computes on the host.
 
     Ray exports ``OMP_NUM_THREADS=1`` to a worker that asks for less than two CPUs. Upstream's
-    workers do, so one core would compute the step of a 3B model. Runs without CUDA keep their
-    number of threads: it decides how their sums are rounded.
+    workers do, so one core would compute the host Adam of a 3B model (``ds.adam_offload``), and
+    without CUDA everything. There a model below :data:`THREADED` keeps its one thread: its small
+    products gain nothing, and the number of threads decides how sums are rounded. So does a run
+    for which the user exported more.
 
     Args:
         ranks: policy ranks on this machine.
+        parameters: of the model.
     """
-    if not platform.is_cpu():
-        torch.set_num_threads(max(1, resources.cores() // ranks))
+    if platform.is_cpu() and (parameters < THREADED or torch.get_num_threads() > 1):
+        return
+    torch.set_num_threads(max(1, resources.cores() // ranks))

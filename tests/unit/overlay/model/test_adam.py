@@ -80,16 +80,24 @@ def test_a_resumed_optimizer_takes_the_same_steps(tmp_path: Path) -> None:
     assert params == ["betas", "eps", "lr", "weight_decay"]  # upstream's own dict stays as it is
 
 
-@pytest.mark.parametrize(("platform", "threads"), [("cuda", 3), ("cpu", 1)])
-def test_host_adam_takes_the_ranks_share_of_the_cores(
-    platform: str, threads: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("platform", "parameters", "before", "threads"),
+    [
+        ("cuda", 1_000, 1, 3),
+        ("cpu", 135_000_000, 1, 3),
+        ("cpu", 860_000, 1, 1),  # small products gain nothing
+        ("cpu", 135_000_000, 2, 2),  # what the user exported
+    ],
+)
+def test_a_rank_takes_its_share_of_the_cores(
+    platform: str, parameters: int, before: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SG_PLATFORM", platform)
     monkeypatch.setattr(adam.resources, "cores", lambda: 13)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    original = torch.get_num_threads()
+    torch.set_num_threads(before)
     try:
-        adam.use_host_threads(ranks=4)
+        adam.use_host_threads(4, parameters)
         assert torch.get_num_threads() == threads
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(original)
