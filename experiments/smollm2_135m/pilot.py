@@ -1,9 +1,9 @@
-"""Train SmolLM2-135M with GRPO and GRPO-SG on three seeds, and draw their curves.
+"""Train SmolLM2-135M with GRPO and GRPO-SG on some seeds, and draw their curves.
 
     python -m experiments.smollm2_135m.pilot --model data/smollm2-135m   # trains; resumable
     python -m experiments.smollm2_135m.pilot                             # table and picture alone
 
-A pilot: three seeds show the size of an effect that a study could look for, and decide nothing.
+A pilot: few seeds show the size of an effect that a study could look for, and decide nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ ARMS = {
     "grpo_sg": ("GRPO-SG inside the clip", "#00798c"),
     "grpo_sg_outside": ("GRPO-SG outside the clip", "#d1495b"),
 }
-SEEDS = (1, 2, 3)
 RECIPE = "configs/arithmetic/grpo_smollm2-135m_cpu.yaml"
 #: Without a KL term in every arm: a term of weight 0.001 would need a reference model.
 SETTINGS = (
@@ -43,14 +42,14 @@ KEPT = (
 )  # fmt: skip
 
 
-def train(model: str, out: Path) -> list[dict[str, Any]]:
+def train(model: str, seeds: list[int], out: Path) -> list[dict[str, Any]]:
     """Run every arm and seed that is not finished; the rows of all."""
     data = out / "data"
     if not (data / "test.jsonl").exists():
         sizes = ["count=64", "test_count=70"]
         command(["data", "arithmetic", "--out", str(data), "--generate", *sizes])
     rows = []
-    for seed in SEEDS:
+    for seed in seeds:
         for arm in ARMS:
             run = out / f"{arm}_s{seed}"
             command([
@@ -94,7 +93,9 @@ def curve(rows: list[dict[str, Any]], arm: str, key: str) -> dict[int, dict[int,
 
 
 def interval(values: list[float]) -> str:
-    """Mean and half of its 95 % interval over the seeds (Student's t)."""
+    """Mean and half of its 95 % interval over the seeds (Student's t); without one for one seed."""
+    if len(values) == 1:
+        return f"{values[0]:+.3f}"
     half = stats.t.ppf(0.975, len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
     return f"{statistics.mean(values):+.3f} ± {half:.3f}"
 
@@ -131,7 +132,7 @@ def draw(rows: list[dict[str, Any]], to: Path) -> None:
     for axis, (key, title) in zip(axes, titles.items(), strict=True):
         for arm, (name, colour) in ARMS.items():
             values = curve(rows, arm, key)
-            for seed in SEEDS:
+            for seed in next(iter(values.values())):
                 single = [values[rollout].get(seed) for rollout in values]
                 axis.plot(list(values), single, color=colour, alpha=0.3, linewidth=0.8)
             means = [statistics.mean(values[rollout].values()) for rollout in values]
@@ -151,11 +152,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", help="folder of sg-rlhf data model smollm2-135m; trains it")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="(default: 1 2 3)")
     parser.add_argument("--out", type=Path, default=Path("runs/smollm2_pilot"), metavar="DIR")
     args = parser.parse_args()
     file = HERE / "pilot.jsonl"
     if args.model:
-        rows = train(args.model, args.out)
+        rows = train(args.model, args.seeds, args.out)
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     draw(rows, HERE / "pilot.png")
