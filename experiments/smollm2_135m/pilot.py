@@ -125,7 +125,10 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def draw(rows: list[dict[str, Any]], to: Path) -> None:
-    """Thick lines are means over the seeds, thin ones single seeds."""
+    """Thick lines are means over the seeds, thin ones single seeds.
+
+    The intervals of one seed are over the held-out sums.
+    """
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)
     titles = {"rollout/accuracy": "training rollouts (64)", "eval_accuracy": "held-out sums (280)"}
@@ -137,6 +140,10 @@ def draw(rows: list[dict[str, Any]], to: Path) -> None:
                 axis.plot(list(values), single, color=colour, alpha=0.3, linewidth=0.8)
             means = [statistics.mean(values[rollout].values()) for rollout in values]
             axis.plot(list(values), means, "o-", color=colour, label=name, markersize=4)
+            if key == "eval_accuracy" and len(next(iter(values.values()))) == 1:
+                halves = [next(iter(v.values())) for v in curve(rows, arm, f"{key}_ci95").values()]
+                at = [rollout + 0.12 * (list(ARMS).index(arm) - 1) for rollout in values]
+                axis.errorbar(at, means, halves, fmt="none", ecolor=colour, capsize=2, alpha=0.6)
         axis.set_title(f"SmolLM2-135M, {title}", fontsize=10)
         axis.set_xlabel("rollout")
         axis.set_ylim(0, 1)
