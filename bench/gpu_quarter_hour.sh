@@ -60,7 +60,7 @@ part() {
 # What the run logs comes to OUT.
 keep() {
   mkdir -p "$out/run"
-  cp "$site"/run/{metrics,optimizer_steps}.jsonl "$site"/run/{config.yaml,environment.json,predicted.json} \
+  cp "$site"/run/{metrics,optimizer_steps}.jsonl "$site"/run/{config.yaml,environment.json} \
     "$site"/run/eval/eval.jsonl "$site"/run/logs/phases.jsonl "$out/run" 2>/dev/null
 }
 

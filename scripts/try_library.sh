@@ -35,8 +35,7 @@ fi
 cat >library.py <<'PYTHON'
 import torch
 
-from sg_rlhf.algo.policy_loss import sg_policy_loss
-from sg_rlhf.algo.weightings import make_weighting
+from sg_rlhf.algo.policy_loss import policy_loss
 from sg_rlhf.tasks.math.grading import grade
 
 if __name__ == "__main__":
@@ -46,8 +45,7 @@ if __name__ == "__main__":
     mask = torch.ones(2, 3)
     advantages = torch.tensor([[1.0], [-1.0]]).expand(2, 3)
     old = log_probs.detach()
-    loss, _ = sg_policy_loss(log_probs, old, advantages, mask, make_weighting("grpo_sg"), 0.2, 0.24)
-    loss.backward()
+    policy_loss(log_probs, old, advantages, mask).loss.backward()
     assert log_probs.grad is not None and log_probs.grad.abs().sum() > 0
 PYTHON
 try "" "$bin/python" library.py

@@ -347,7 +347,7 @@ class Controller:
             Metrics by name; ``sg_optimizer_steps`` has a row per optimizer step.
 
         Raises:
-            NonFiniteError: too many steps were skipped (``sg.max_nonfinite``).
+            NonFiniteError: too many steps in a row were skipped.
         """
         sleeps = self.args.ds.enable_sleep
         with self._clock.section("ppo_train"):
