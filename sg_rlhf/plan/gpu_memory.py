@@ -39,8 +39,7 @@ ENGINE_EAGER = 0.4 * GIB
 
 def policy(run: RunShape) -> float:
     """bf16 weights: 2P, under ZeRO-3 a shard of 2P / n (arXiv 1910.02054, table 1)."""
-    parts = run.ranks if run.zero_stage == 3 else tensor_parts(run)
-    return run.weight_bytes * run.model.parameters / parts
+    return run.weight_bytes * run.model.parameters / (run.ranks if run.zero_stage == 3 else 1)
 
 
 def reference(run: RunShape) -> float:
@@ -50,16 +49,11 @@ def reference(run: RunShape) -> float:
     return policy(run)
 
 
-def tensor_parts(run: RunShape) -> int:
-    """GPUs over which DeepSpeed splits each tensor."""
-    return run.shards // run.ring
-
-
 def optimizer(run: RunShape) -> float:
     """float32 master weights and Adam's two moments: 12 P' / n; none with ``ds.adam_offload``."""
     if run.adam_offload:
         return 0.0
-    return 12 * run.trainable / (run.ranks if run.zero_stage else tensor_parts(run))
+    return 12 * run.trainable / (run.ranks if run.zero_stage else 1)
 
 
 def gradients(run: RunShape) -> float:
@@ -70,7 +64,7 @@ def gradients(run: RunShape) -> float:
     ``_build_compact_grad_partition_buffer``). ZeRO 0 and 1 hold all gradients.
     """
     if run.zero_stage < 2:
-        return run.grad_bytes * run.trainable / tensor_parts(run)
+        return run.grad_bytes * run.trainable
     on_host = run.adam_offload and not (run.zero_stage == 2 and run.grad_bytes > run.weight_bytes)
     return 0.0 if on_host else run.grad_bytes * run.trainable / run.ranks
 
@@ -119,14 +113,14 @@ def checkpoints(run: RunShape) -> float:
     """
     model, tokens = run.model, run.train_pass_tokens
     layer = 2 * model.hidden_size if run.checkpointing else model.activation_bytes
-    return tokens * (model.num_layers * layer + 6 * model.hidden_size + 4) / tensor_parts(run)
+    return tokens * (model.num_layers * layer + 6 * model.hidden_size + 4)
 
 
 def recomputed_layer(run: RunShape) -> float:
     """With checkpointing, one layer's activations while its backward pass runs."""
     if not run.checkpointing:
         return 0.0
-    return run.train_pass_tokens * run.model.activation_bytes / tensor_parts(run)
+    return run.train_pass_tokens * run.model.activation_bytes
 
 
 def logits_of_update(run: RunShape) -> float:
@@ -178,11 +172,7 @@ def _copy_of_logits(run: RunShape, tokens: int) -> float:
 def scoring_layer(run: RunShape) -> float:
     """A layer's forward pass without gradients: four hidden states and the MLP's three, bf16."""
     model = run.model
-    return (
-        run.rollout_pass_tokens
-        * (8 * model.hidden_size + 6 * model.intermediate_size)
-        / tensor_parts(run)
-    )
+    return run.rollout_pass_tokens * (8 * model.hidden_size + 6 * model.intermediate_size)
 
 
 def optimizer_step(run: RunShape) -> float:

@@ -69,7 +69,7 @@ class MemoryPlan:
     def _largest_micro(self, field: str, batch: int, phase: str) -> int:
         if self.run.cpu or self.run.train_tokens:  # the latter: by tokens, whatever the number
             return int(getattr(self.run, field))
-        of_rank = max(1, batch // self.run.data_parallel)
+        of_rank = max(1, batch // self.run.ranks)
         for size in range(of_rank, 0, -1):
             if of_rank % size:
                 continue
@@ -225,7 +225,7 @@ def _remarks(plan: MemoryPlan) -> Iterable[str]:
             f"vLLM: {cache.sequences:.0f} of an engine's {cache.wanted} sequences run at a time "
             "if all are as long as they may be; the others wait"
         )
-    if run.data_parallel > 1 and not run.packing:
+    if run.ranks > 1 and not run.packing:
         yield (
             "ds.packing_samples=false: ranks compute padding and wait longer for each other; true "
             "packs"

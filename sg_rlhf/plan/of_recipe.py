@@ -206,7 +206,7 @@ def fastest_update(
     def values(key: str, current: Any, *others: Any) -> list[Any]:
         return list(dict.fromkeys((current, *(() if key in fixed else others))))
 
-    lower = [stage for stage in (2, 1) if stage < run.zero_stage and run.shards == 1]
+    lower = [stage for stage in (2, 1) if stage < run.zero_stage]
     micros = [(run.train_micro, run.rollout_micro)]
     if not {"train.micro_batch_size", "rollout.micro_batch_size"} & set(fixed):
         micros.append(LARGEST_MICRO)

@@ -36,15 +36,13 @@ class RunShape:
     hardware: str  # the name that the recipe is for; "" without one
     cpu: bool  # for a machine without GPUs
     turns: int  # of the model in a dialogue; 1 without an environment
-    not_planned: tuple[str, ...]  # models whose memory and time are left out: critic, reward
+    not_planned: tuple[str, ...]  # models whose memory and time are left out: reward
 
     # GPUs
     nodes: int = _key("actor.num_nodes")
     gpus_per_node: int = _key("actor.num_gpus_per_node")
     gpus_apart: int  # of models and engines that are not on the policy's, on all nodes
     colocated: bool  # policy, reference and engines share their GPUs
-    ring: int = _key("ds.ring_attn_size")
-    shards: int  # ranks that share a sequence or its tensors: ring times ds.tensor_parallel_size
 
     # engines
     engine_tp: int = _key("vllm.tensor_parallel_size")
@@ -105,11 +103,6 @@ class RunShape:
         return self.ranks + self.gpus_apart
 
     @property
-    def data_parallel(self) -> int:
-        """Ranks that see different samples."""
-        return max(1, self.ranks // self.shards)
-
-    @property
     def samples(self) -> int:
         """Responses of a rollout."""
         return self.prompts * self.group
@@ -122,12 +115,12 @@ class RunShape:
     @property
     def train_pass_tokens(self) -> int:
         """Tokens of the largest training pass of one rank, prompts and responses."""
-        return (self.train_tokens or self.train_micro * self.max_len) // self.ring
+        return self.train_tokens or self.train_micro * self.max_len
 
     @property
     def rollout_pass_tokens(self) -> int:
         """Tokens of the largest scoring pass of one rank."""
-        return (self.rollout_tokens or self.rollout_micro * self.max_len) // self.ring
+        return self.rollout_tokens or self.rollout_micro * self.max_len
 
     @property
     def trainable(self) -> int:
@@ -166,7 +159,6 @@ def run_shape(config: Config) -> RunShape | None:
     dynamic = bool(value("train.dynamic_batch_enable"))
     train_tokens = value("train.max_tokens_per_gpu") if dynamic else None
     max_len = value("data.max_len")
-    shards = value("ds.ring_attn_size") * value("ds.tensor_parallel_size")
     cpu = hardware == "cpu" or value("vllm.sync_backend") == "gloo"
     keyed = {f.name: value(f.metadata["key"]) for f in fields(RunShape) if f.metadata}
     keyed["engines"] = keyed["engines"] or 0
@@ -176,11 +168,10 @@ def run_shape(config: Config) -> RunShape | None:
         hardware=hardware,
         cpu=cpu,
         gpus_apart=topology.gpus(value) - topology.gpus_of(value, "actor"),
-        not_planned=tuple(n for n in topology.models(value) if n in ("critic", "reward")),
+        not_planned=tuple(n for n in topology.models(value) if n == "reward"),
         colocated=topology.engines_share(value),
         samples_ahead=bool(value("train.async_enable")) and config.sg.max_staleness > 0,
-        sync_bucket=_sync_bucket(config),
-        shards=shards,
+        sync_bucket=bucket_bytes(value),
         reference=topology.has_reference(value),
         reference_beside=bool(value("train.colocate_all") or value("train.colocate_actor_ref")),
         old_share=old_log_prob_rule(value).share,
@@ -190,7 +181,7 @@ def run_shape(config: Config) -> RunShape | None:
         rollout_tokens=(value("rollout.max_tokens_per_gpu") or train_tokens) if dynamic else None,
         epochs=value("train.max_epochs") * (2 if config.sg.update == "lopti" else 1),
         max_new_tokens=min(value("rollout.max_new_tokens") or max_len, max_len),
-        dealt=not dynamic and shards == 1,
+        dealt=not dynamic,
         logits=_logits(config, model),
         save_steps=max(0, value("ckpt.save_steps")),
         save_optimizer=not value("ckpt.disable_ds"),
@@ -205,10 +196,6 @@ def _logits(config: Config, model: ModelShape) -> Logits:
         config.sg.fused_logprobs, config.value("ds.deepcompile")
     )
     return "fused" if fused else "full"
-
-
-def _sync_bucket(config: Config) -> int:
-    return bucket_bytes(config.value)
 
 
 def _turns(config: Config) -> int:

@@ -98,7 +98,7 @@ class Assumptions:
 
     def working(self, run: RunShape) -> float:
         """Share of the ranks' time that is work, not waiting for other ranks."""
-        if run.data_parallel == 1:
+        if run.ranks == 1:
             return 1.0
         if run.train_tokens:
             return self.dynamic
@@ -320,9 +320,9 @@ def _passes(
         collectives: gathers of the weights and reductions of the gradients.
         micro_batches: of a rank.
     """
-    of_rank = run.samples / run.data_parallel
+    of_rank = run.samples / run.ranks
     tokens = given.mean_response(run) + given.prompt(run)
-    peak = hardware.type.tflops * 1e12 * given.mfu * run.shards
+    peak = hardware.type.tflops * 1e12 * given.mfu
     computed = of_rank * forwards * sequence_flops(run.model, tokens) / peak
     moved = 0.0
     if run.zero_stage == 3:
@@ -338,7 +338,7 @@ def micro_batches(run: RunShape, given: Assumptions, samples: int, size: int, li
         size: samples of a micro-batch that is padded, or dealt by OpenRLHF.
         limit: tokens of a packed micro-batch.
     """
-    of_rank = samples / run.data_parallel
+    of_rank = samples / run.ranks
     if run.packing and (run.dealt or run.train_tokens):
         tokens = given.mean_response(run) + given.prompt(run)
         return math.ceil(of_rank * tokens / limit)
