@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from sg_rlhf.common import home
 from sg_rlhf.common.environment import with_packages
+from sg_rlhf.common.text import removed
 
 
 class Command(NamedTuple):
@@ -294,7 +295,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"sg-rlhf {__version__}")
         return 0
     if words[0] in REMOVED:
-        print(f"error: sg-rlhf {words[0]}: removed, because {REMOVED[words[0]]}", file=sys.stderr)
+        print(f"error: {removed(f'sg-rlhf {words[0]}', REMOVED[words[0]])}", file=sys.stderr)
         return 2
     known = names_behind(name)
     near = difflib.get_close_matches(rest[0], known, n=1, cutoff=0.5)

@@ -20,7 +20,7 @@ from sg_rlhf.common.argument_types import OneLineParser
 from sg_rlhf.common.atomic_io import best_effort_output, real_path
 from sg_rlhf.common.environment import as_typed
 from sg_rlhf.common.redaction import redact_argv, redact_text
-from sg_rlhf.common.text import single_line
+from sg_rlhf.common.text import Removed, single_line
 from sg_rlhf.config import (
     Config,
     ConfigError,
@@ -108,8 +108,8 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
         help="resume although this key has changed since the run was started; repeatable",
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="recipe keys to override")
-    if gone := removed.option_among(argv, removed.TRAIN_OPTIONS):
-        parser.error(gone)
+    for option, why in removed.TRAIN_OPTIONS.items():
+        parser.add_argument(option, action=Removed, const=why)
     # Overrides and options may be mixed.
     return parser.parse_intermixed_args(argv)
 

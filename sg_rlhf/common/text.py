@@ -69,6 +69,21 @@ class OneLineParser(argparse.ArgumentParser):
         return ""
 
 
+def removed(name: str, why: str) -> str:
+    """The line that refuses a command, an option or a key that is gone."""
+    return f"{name}: removed, because {why}"
+
+
+class Removed(argparse.Action):
+    """An option that is gone; ``const`` is the reason and the remedy."""
+
+    def __init__(self, option_strings: list[str], dest: str, const: str) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, "?", const, help=argparse.SUPPRESS)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        parser.error(removed(self.option_strings[0], str(self.const)))
+
+
 @contextlib.contextmanager
 def notice_if_slow(what: str) -> Iterator[None]:
     """Print a line on stderr if the block takes longer than ``SLOW_S``.

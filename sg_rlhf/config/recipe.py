@@ -27,6 +27,7 @@ from sg_rlhf.algo.objectives import Objective
 from sg_rlhf.algo.weightings import WEIGHTINGS, Weighting
 from sg_rlhf.common import module_paths
 from sg_rlhf.common.redaction import HIDDEN, redact, redact_text
+from sg_rlhf.common.text import removed as removed_line
 from sg_rlhf.config import (
     builtin_recipes,
     correction_presets,
@@ -350,7 +351,7 @@ def _check(
         elif key in removed.SAME and value == removed.SAME[key]:
             continue
         elif key in removed.KEYS:
-            raise ConfigError(f"{where}: {removed.message(key, removed.KEYS[key])}")
+            raise ConfigError(f"{where}: {removed_line(key, removed.KEYS[key])}")
         else:
             raise ConfigError(_unknown_key(key, where, [*table, *known]))
     loss = values.get("actor.policy_loss_type", table["actor.policy_loss_type"].default)

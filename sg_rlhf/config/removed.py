@@ -5,8 +5,6 @@ A recipe or command that names one is refused with this line.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 #: Key -> reason and remedy.
 KEYS: dict[str, str] = {
     "sg.cluster_wait": "a run always waits up to 1,800 s for the machines of a cluster; the same "
@@ -61,14 +59,3 @@ TRAIN_OPTIONS: dict[str, str] = {
     "--replay": "one update says little; `sg-rlhf measure minibatch-gradients` compares weightings "
     "on the same minibatches",
 }
-
-
-def message(name: str, why: str) -> str:
-    """The line that refuses a key or an option."""
-    return f"{name}: removed, because {why}"
-
-
-def option_among(words: Sequence[str], options: dict[str, str]) -> str:
-    """The line about the first option that is gone; "" without one."""
-    names = (word.partition("=")[0] for word in words)
-    return next((message(name, options[name]) for name in names if name in options), "")

@@ -6,7 +6,6 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
 
 from sg_rlhf.common.argument_types import OneLineParser, parse_int, quoted
 
@@ -16,16 +15,6 @@ def parser(name: str, description: str, epilog: str) -> argparse.ArgumentParser:
     return OneLineParser(
         prog=f"python -m {name}", description=description, epilog=epilog, allow_abbrev=False
     )
-
-
-class Removed(argparse.Action):
-    """An option that was removed; `const` is the reason."""
-
-    def __init__(self, option_strings: list[str], dest: str, const: str) -> None:
-        super().__init__(option_strings, argparse.SUPPRESS, "?", const, help=argparse.SUPPRESS)
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        parser.error(f"{self.option_strings[0]}: removed, because {self.const}")
 
 
 def setting(text: str) -> tuple[str, int]:

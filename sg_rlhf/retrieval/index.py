@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from sg_rlhf.common import resources
 from sg_rlhf.common.argument_types import path, positive_int, printable_name
 from sg_rlhf.common.atomic_io import best_effort_output
+from sg_rlhf.common.text import Removed
 from sg_rlhf.retrieval import command, manifest
 from sg_rlhf.retrieval.corpus import Corpus, save_offsets, scan
 
@@ -299,7 +300,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--skip-room-check", action="store_true",
         help="build although the disk may be too small (default: refuse)")  # fmt: skip
     for flag, reason in REMOVED.items():
-        add(flag, action=command.Removed, const=reason)
+        add(flag, action=Removed, const=reason)
     return parser
 
 

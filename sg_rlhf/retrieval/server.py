@@ -18,6 +18,7 @@ from sg_rlhf.common.argument_types import (
     positive_int,
     printable_name,
 )  # fmt: skip
+from sg_rlhf.common.text import Removed
 from sg_rlhf.retrieval import command
 from sg_rlhf.retrieval.app import create_app
 from sg_rlhf.retrieval.limits import Limits
@@ -167,7 +168,7 @@ def _parser() -> argparse.ArgumentParser:
             type=non_negative_int if field.name in MAY_BE_0 else positive_int,
             help=f"{field.metadata['help']} (default: %(default)s)")  # fmt: skip
     for flag, reason in REMOVED.items():
-        parser.add_argument(flag, action=command.Removed, const=reason)
+        parser.add_argument(flag, action=Removed, const=reason)
     return parser
 
 
