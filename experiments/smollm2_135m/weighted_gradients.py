@@ -11,6 +11,7 @@ same. Vectors are kept in runs/weighted_gradients, so a stopped measurement resu
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import time
@@ -94,17 +95,26 @@ def log_probs(model: PreTrainedModel, group: Sequence[BatchRow]) -> tuple[Tensor
     return log_pi.gather(2, ids[..., None])[..., 0], entropy, mask
 
 
+@functools.cache
+def loss_of(name: str) -> tuple[LossSettings, float]:
+    """The loss of an algorithm, and the coefficient of its KL."""
+    recipe, keys = ALGORITHMS[name]
+    config = load_config([f"configs/algorithms/{recipe}.yaml"], keys)
+    loss = surrogate_of(config, [])
+    settings = LossSettings(loss.weights, loss.eps_low, loss.eps_high, loss.dual_clip)
+    return settings, float(config.value("algo.kl.init_coef"))
+
+
 def coefficients(log_p: Tensor, mask: Tensor, advantage: Tensor) -> dict[str, Tensor]:
     """For each algorithm, the derivative of its loss in the log-prob of each token, [G, T]."""
     found = {}
-    for name, (recipe, keys) in ALGORITHMS.items():
-        config = load_config([f"configs/algorithms/{recipe}.yaml"], keys)
-        loss, at = surrogate_of(config, []), log_p.detach().requires_grad_()
-        settings = LossSettings(loss.weights, loss.eps_low, loss.eps_high, loss.dual_clip)
+    for name in ALGORITHMS:
+        (settings, kl_coef), at = loss_of(name), log_p.detach().requires_grad_()
         value = policy_loss(at, log_p.detach(), advantage, mask, settings, total=1).loss
         if name == "tr_grpo":
-            kl = kl_estimate(at, log_p.detach(), token_weights(at, loss.weights), "wk3_eq11")
-            value = value + config.value("algo.kl.init_coef") * (kl * mask).sum()
+            weights = token_weights(at, make_weighting(settings.weighting))
+            kl = kl_estimate(at, log_p.detach(), weights, "wk3_eq11")
+            value = value + kl_coef * (kl * mask).sum()
         found[name] = torch.autograd.grad(value, at)[0]
     return found
 

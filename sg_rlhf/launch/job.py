@@ -28,7 +28,7 @@ from sg_rlhf.plan.of_recipe import plan_of
 GPUS_OF_A_NODE = 8
 #: Cores per GPU: its training process, its engine, their data and compiler threads.
 CORES_PER_GPU = 8
-#: Cores for Ray's own processes and upstream's two controllers.
+#: Cores for Ray's own processes and the controller.
 CORES_BESIDE = 4
 #: Host memory and disk where the model's size is not known: what a 7B recipe takes, rounded up.
 MEMORY_GIB_PER_GPU, DISK_GB = 64, 1000

@@ -248,8 +248,8 @@ class Controller:
                 }
                 self._log_and_save(metrics, optimizer_steps, client_states)
                 if self._evaluation.is_due(self._global_step):
-                    metrics = self._evaluation.run(self._global_step)
-                    self._save_if_best(metrics, client_states)
+                    eval_metrics = self._evaluation.run(self._global_step)
+                    self._save_if_best(eval_metrics, client_states)
         if self._plan.rollouts and not self._global_step:
             raise RunStopped(
                 "nothing was trained: algo.dynamic_filtering_enable=true left fewer than "

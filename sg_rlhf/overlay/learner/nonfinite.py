@@ -40,7 +40,7 @@ from sg_rlhf.overlay.reporting.errors import NonFiniteError
 from sg_rlhf.run_dir import jsonl_log
 
 if TYPE_CHECKING:
-    from sg_rlhf.overlay.learner.policy_loss import LossOutput
+    from sg_rlhf.overlay.learner.policy_loss import MicroBatchLoss
 
 #: In a rank's status: rows of ``nonfinite.jsonl``, and why the run stops.
 ROWS, STOP = "sg_nonfinite", "sg_stop"
@@ -93,7 +93,7 @@ class LossCheck:
     def __init__(self) -> None:
         self._micro_batches: list[_Evidence] = []
 
-    def add(self, samples: list[Experience], output: LossOutput, batch: Experience) -> Tensor:
+    def add(self, samples: list[Experience], output: MicroBatchLoss, batch: Experience) -> Tensor:
         """Add a micro-batch; does not wait for the device.
 
         Args:

@@ -130,7 +130,7 @@ class UpdateLossSettings:
 
 
 @dataclass(frozen=True)
-class LossOutput:
+class MicroBatchLoss:
     """The result of :func:`micro_batch_loss`.
 
     Attributes:
@@ -261,7 +261,7 @@ def micro_batch_loss(
     settings: UpdateLossSettings,
     rollout: RolloutConstants,
     aux_loss_scale: float = 1.0,
-) -> LossOutput:
+) -> MicroBatchLoss:
     """loss = policy loss + kl_coef * KL + kl_to_engine * KL - entropy_coef * entropy + aux loss.
 
     Each term is this micro-batch's share of the optimizer step's mean, times ranks and
@@ -335,7 +335,7 @@ def micro_batch_loss(
     if batch.engine_log_probs_BT is not None:
         mismatch, in_this_pass = _mismatch(batch, old_BT, settings.weighting, context, active_BT)
         statistics = statistics + in_this_pass
-    return LossOutput(
+    return MicroBatchLoss(
         loss=loss,
         policy_loss=terms["policy_loss"],
         terms=terms,

@@ -48,7 +48,7 @@ from sg_rlhf.overlay.learner.metrics import (
 from sg_rlhf.overlay.learner.old_log_probs import RankOldLogProbs
 from sg_rlhf.overlay.learner.overlapped_reference import RankReference
 from sg_rlhf.overlay.learner.policy_loss import (
-    LossOutput,
+    MicroBatchLoss,
     PolicyOutput,
     RolloutConstants,
     loss_batch,
@@ -279,7 +279,7 @@ class SGActorPPOTrainer(SyncTrainer):
         if engine.global_steps > steps_before:
             self._after_step()
 
-    def _loss(self, experience: Experience, micro_batch: MicroBatch) -> LossOutput:
+    def _loss(self, experience: Experience, micro_batch: MicroBatch) -> MicroBatchLoss:
         """The loss of a micro-batch, after the policy's forward pass over it."""
         settings = self.loss_settings
         batch = loss_batch(experience, settings.weighting, micro_batch.denominators)
@@ -302,7 +302,7 @@ class SGActorPPOTrainer(SyncTrainer):
         self,
         experience: Experience,
         micro_batch: MicroBatch,
-        output: LossOutput,
+        output: MicroBatchLoss,
         failed: torch.Tensor,
     ) -> MicroBatchMetrics:
         step = micro_batch.denominators

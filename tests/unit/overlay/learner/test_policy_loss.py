@@ -23,7 +23,7 @@ from sg_rlhf.config.checks.losses import check_weighting
 from sg_rlhf.config.correction_presets import CORRECTIONS
 from sg_rlhf.overlay.learner.policy_loss import (
     LossBatch,
-    LossOutput,
+    MicroBatchLoss,
     PolicyOutput,
     RolloutConstants,
     UpdateLossSettings,
@@ -72,7 +72,7 @@ def run(
     args: Any,
     batch: LossBatch,
     rollout: RolloutConstants = RolloutConstants(),  # noqa: B008
-) -> tuple[LossOutput, torch.Tensor]:
+) -> tuple[MicroBatchLoss, torch.Tensor]:
     """The loss of a batch, and its gradient in the log-probs."""
     log_probs = log_probs_near(batch)
     settings = loss_settings(args, upstream)
@@ -296,7 +296,7 @@ def factors(
 
 def loss_and_gradient(
     case: dict[str, Any], weighting: str, batch: Any, engine: torch.Tensor
-) -> tuple[UpdateLossSettings, TokenContext, LossOutput, torch.Tensor]:
+) -> tuple[UpdateLossSettings, TokenContext, MicroBatchLoss, torch.Tensor]:
     given = {f"is_correction_{key}": value for key, value in case.items()}
     upstream = PolicyLoss(0.2, 0.24, policy_loss_type="weighted_ppo", **given)
     settings = loss_settings(arguments(weighting={"type": weighting}), upstream)
