@@ -5,6 +5,12 @@ A recipe or command that names one is refused with this line.
 
 from __future__ import annotations
 
+#: The limits of searches that were keys, with the values of every run (a test compares them).
+SEARCH_LIMITS: dict[str, float] = {
+    "max_query_chars": 8192, "timeout_s": 10.0, "retries": 3, "outage_s": 60.0, "backoff_s": 0.25,
+    "max_connections": 8, "max_batch": 64, "max_failure_rate": 0.1, "failure_window": 200,
+    "min_searches": 16,
+}  # fmt: skip
 #: Key -> reason and remedy.
 KEYS: dict[str, str] = {
     "sg.cluster_wait": "a run always waits up to 1,800 s for the machines of a cluster; the same "
@@ -35,6 +41,10 @@ KEYS: dict[str, str] = {
     "sg.uncorrected": "samples of an older policy always need a correction; set sg.correction=tis",
     "sg.dump_rollout": "no command reads the file; samples.jsonl has tokens, log-probs and weights "
     "of sg.samples_per_step responses",
+    **{
+        f"sg.search.{name}": f"it is always {value:g}; remove the key"
+        for name, value in SEARCH_LIMITS.items()
+    },
 }
 
 #: Key -> the value that every run has now. A recipe with it still loads, such as that of a
@@ -47,6 +57,7 @@ SAME: dict[str, object] = {
     "sg.skip_old_log_probs": True,
     "sg.sync_check_every": 0,
     "sg.weight_sync": "buckets",
+    **{f"sg.search.{name}": value for name, value in SEARCH_LIMITS.items()},
 }
 
 #: Option of `sg-rlhf train` -> reason and remedy.

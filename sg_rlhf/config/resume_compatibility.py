@@ -40,9 +40,7 @@ MUTABLE = (
     "sg.run_dir", "sg.eval_*", "sg.samples_per_step", "sg.sync_check_*", "sg.verbose", "sg.wandb",
     *NUMERICS_ONLY,
     # Of a server that an environment asks: where it is and how patient its client is.
-    "sg.*.url", "sg.*.timeout_s", "sg.*.retries", "sg.*.backoff_s", "sg.*.outage_s",
-    "sg.*.max_connections", "sg.*.max_batch", "sg.*.max_failure_rate", "sg.*.failure_window",
-    "sg.*.min_searches",
+    "sg.*.url", "sg.*.timeout_s",
 )  # fmt: skip
 #: Keys whose files are compared instead of their names, wherever both are known.
 FINGERPRINTED = ("actor.model_name_or_path", "data.prompt_dataset", "reward.model_name_or_path")

@@ -30,6 +30,7 @@ from sg_rlhf.tasks.codec import TokenizerCodec
 from sg_rlhf.tasks.questions import EvalError
 from sg_rlhf.tasks.search.environment import SearchEnvironment
 from sg_rlhf.tasks.search.grading import score
+from sg_rlhf.tasks.search.limits import Limits
 from sg_rlhf.tasks.search.retriever import retriever_process
 from sg_rlhf.tasks.search.sets import encyclopedia, published
 from sg_rlhf.tasks.search.settings import SearchSettings
@@ -194,7 +195,8 @@ def test_a_dead_retriever_stores_nothing_and_the_next_run_goes_on(
     samples = requests.pending_samples(tasks, 0, known_ids=True)
 
     def searching() -> SearchEnvironment:
-        return SearchEnvironment(settings, strict=True)
+        limits = Limits(retries=1, backoff_s=0.01, outage_s=0)
+        return SearchEnvironment(settings, strict=True, limits=limits)
 
     set_environment("vllm", cpu=True, replicas=1)
     # vLLM 0.32 reads the attributes of all loaded modules and fails at llvmlite's, which another
@@ -206,7 +208,7 @@ def test_a_dead_retriever_stores_nothing_and_the_next_run_goes_on(
     with Store(out) as store:
         with retriever_process.serve(world.index) as url:
             gone = url
-        settings = SearchSettings(url=gone, retries=1, backoff_s=0.01, outage_s=0, **SETTINGS)
+        settings = SearchSettings(url=gone, **SETTINGS)
         with pytest.raises(EvalError, match=r"of 6 dialogues failed"):
             asyncio.run(multi_turn.run_dialogues(samples, engine, store, 0, searching, codec))
         searchers = {i for i, row in rows(whole).items() if row["dialogue"]["searches"]}

@@ -114,7 +114,6 @@ def stopped(tmp_path_factory: pytest.TempPathFactory, world: World) -> Stopped:
         run = subprocess.Popen(
             training(
                 run_dir, world, url, "train.num_episodes=50", "sg.samples_per_step=16",
-                "sg.search.retries=1", "sg.search.outage_s=3",
             ),
             cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
             text=True,
@@ -202,7 +201,7 @@ def test_a_retriever_that_dies_stops_the_run(stopped: Stopped) -> None:
     assert stopped.status == 1, stopped.error
     last = stopped.error.strip().splitlines()[-1]
     assert last.startswith("stopped: ") and "searches of a rollout engine failed" in last
-    assert "sg.search.max_failure_rate=0.1" in last and stopped.url in last
+    assert "(limit: 10 %)" in last and stopped.url in last
 
 
 def test_a_run_goes_through_an_outage_as_if_there_were_none(tmp_path: Path) -> None:
@@ -222,7 +221,7 @@ def test_a_run_without_a_retriever_does_not_start(
 ) -> None:
     monkeypatch.setenv("SG_PLATFORM", "cpu")
     url = f"http://127.0.0.1:{free_port()}/retrieve"
-    assert main(training(tmp_path / "run", world, url, "sg.search.retries=0")[3:]) == 2
+    assert main(training(tmp_path / "run", world, url)[3:]) == 2
     last = capsys.readouterr().err.strip().splitlines()[-1]
     assert last.startswith(f"error: retriever {url}: no connection")
     assert "python -m sg_rlhf.retrieval.server" in last

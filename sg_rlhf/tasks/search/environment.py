@@ -19,6 +19,7 @@ from sg_rlhf.tasks.rollout import (
     Turn,
 )
 from sg_rlhf.tasks.search.grading import occurs_in, parse_golds, score
+from sg_rlhf.tasks.search.limits import LIMITS, Limits
 from sg_rlhf.tasks.search.protocol import (
     CHARS_PER_TOKEN,
     CORRECTION,
@@ -58,13 +59,15 @@ class SearchEnvironment(Environment):
         *,
         strict: bool = False,
         notify: Callable[[str], None] | None = None,
+        limits: Limits = LIMITS,
     ) -> None:
         super().__init__(settings, strict=strict, notify=notify)
         self.settings = settings
         self.turn_tokens = self.settings.turn_tokens
-        self.client = RetrieverClient(self.settings, notify=notify)
+        self.limits = limits
+        self.client = RetrieverClient(settings, limits=limits, notify=notify)
         #: Whether each of the latest searches failed.
-        self._failed: deque[bool] = deque(maxlen=settings.failure_window)
+        self._failed: deque[bool] = deque(maxlen=limits.failure_window)
 
     def begin(self, row: Mapping[str, Any], codec: Codec) -> SearchEpisode:
         return SearchEpisode(self, parse_golds(str(row["answer"])), codec)
@@ -95,11 +98,11 @@ class SearchEnvironment(Environment):
                 raise EpisodeAborted(" ".join(str(error).split())) from None
             self._failed.append(True)
             failed, searches = sum(self._failed), len(self._failed)
-            limit = self.settings.max_failure_rate
-            if searches >= self.settings.min_searches and failed > limit * searches:
+            limit = self.limits.max_failure_rate
+            if searches >= self.limits.min_searches and failed > limit * searches:
                 raise EnvironmentFailed(
                     f"{failed} of the last {searches} searches of a rollout engine failed "
-                    f"(sg.search.max_failure_rate={limit:g}); the last: {error}"
+                    f"(limit: {100 * limit:g} %); the last: {error}"
                 ) from None
             return None
         self._failed.append(False)
@@ -139,7 +142,8 @@ class SearchEpisode:
         if turn.is_last:
             return Reply(done=True, truncated=True)
         if is_search:
-            return await self._search(clean_query(action.content, self._settings.max_query_chars))
+            longest = self._environment.limits.max_query_chars
+            return await self._search(clean_query(action.content, longest))
         if self._settings.invalid == "correct":
             return Reply(CORRECTION, drop_end_of_turn=True)
         # VerlTool ends the dialogue, unless a closing tag ended the turn.

@@ -20,6 +20,7 @@ from sg_rlhf.tasks.questions import EvalError
 from sg_rlhf.tasks.search import dialogue_metrics
 from sg_rlhf.tasks.search.environment import SearchEnvironment
 from sg_rlhf.tasks.search.grading import score
+from sg_rlhf.tasks.search.limits import LIMITS
 from sg_rlhf.tasks.search.paper import beside_the_paper
 from sg_rlhf.tasks.search.prompt import PROMPT_VERSION
 from sg_rlhf.tasks.search.protocol import answer_of
@@ -38,15 +39,8 @@ from sg_rlhf.tasks.suite import (
     load_questions,
 )
 
-#: What decides a dialogue, and so must be the same again when a run is resumed.
-_DECISIVE = (
-    "topk", "max_turns", "turn_tokens", "observation_tokens", "max_query_chars", "invalid",
-)  # fmt: skip
-#: What `--search` may set: the rest belongs to training.
-_ALLOWED = (
-    *_DECISIVE, "timeout_s", "retries", "backoff_s", "outage_s", "max_connections", "max_batch",
-)  # fmt: skip
-
+#: What `--search` may set: it decides a dialogue, and so must be the same when a run is resumed.
+_DECISIVE = ("topk", "max_turns", "turn_tokens", "observation_tokens", "invalid")
 
 #: Looked at for the files of questions, where no folder is given.
 DATA = Path("data/qa")
@@ -131,8 +125,9 @@ class SearchSuite(Suite):
             section = (args.run_settings.get("sg") or {}).get("search") or {}
             url = section.get("url") or SearchSettings().url
             try:
-                settings = settings_of(args, url).model_copy(update={"retries": 0})
-                asyncio.run(retriever_process.probe(settings))
+                asyncio.run(
+                    retriever_process.probe(settings_of(args, url), replace(LIMITS, retries=0))
+                )
             except EvalError as error:
                 found.append(f"a search engine: {error}")
             else:
@@ -170,6 +165,7 @@ class SearchSuite(Suite):
             "prompt": style,
             "prompt_version": PROMPT_VERSION,
             **{name: getattr(settings, name) for name in _DECISIVE},
+            "max_query_chars": LIMITS.max_query_chars,
             # Stands for what the search engine finds.
             "probe_sha256": corpus,
         }
@@ -198,7 +194,7 @@ def settings_of(args: argparse.Namespace, url: str | None) -> SearchSettings:
     """
     values: dict[str, Any] = {"url": url} if url else {}
     try:
-        values |= key_values("--search", args.search or (), _ALLOWED)
+        values |= key_values("--search", args.search or (), _DECISIVE)
     except ValueError as error:
         raise EvalError(str(error)) from None
     if args.no_search:

@@ -150,8 +150,8 @@ def test_dialogue_settings_are_the_trainers_and_can_be_changed():
         3, 4, 500, 500,
     )  # fmt: skip
     assert plain.url == "http://h:1/retrieve"
-    changed = search.settings_of(arguments(search=["topk=5", "timeout_s=2.5"]), None)
-    assert (changed.topk, changed.timeout_s) == (5, 2.5)
+    changed = search.settings_of(arguments(search=["topk=5", "max_turns=2"]), None)
+    assert (changed.topk, changed.max_turns) == (5, 2)
     assert search.settings_of(arguments(no_search=True), None).max_turns == 0
 
 
@@ -164,7 +164,7 @@ MISTAKES = {
     "index of nothing": (["--data-dir", "{data}", "--index", "{data}"], "--index {data}: the"),
     "no address": (["--data-dir", "{data}", "--retriever", "x:1"], "--retriever x:1: expected"),
     "nobody there": (
-        ["--data-dir", "{data}", "--retriever", "http://127.0.0.1:9", "--search", "retries=0"],
+        ["--data-dir", "{data}", "--retriever", "http://127.0.0.1:9"],
         "retriever http://127.0.0.1:9/retrieve: no connection",
     ),
     "unknown setting": (

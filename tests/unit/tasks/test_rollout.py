@@ -15,6 +15,7 @@ from sg_rlhf.tasks.grade import Grade
 from sg_rlhf.tasks.kk.domain import KK
 from sg_rlhf.tasks.rollout import Reply, SingleTurn, Turn
 from sg_rlhf.tasks.search.environment import SearchEnvironment
+from sg_rlhf.tasks.search.limits import Limits
 from sg_rlhf.tasks.search.protocol import CORRECTION, FAILED
 from sg_rlhf.tasks.search.settings import SearchSettings
 from tests.unit.tasks.search.http_retriever import Retriever, running
@@ -36,8 +37,8 @@ def play(url: str, *turns: str, **settings: object) -> tuple[list[Reply], Grade]
     """The replies to the turns, the last of which must end the episode, and its grade."""
 
     async def replies() -> tuple[list[Reply], Grade]:
-        search = SearchSettings(url=url, retries=0, outage_s=0.0, **settings)  # type: ignore[arg-type]
-        environment = SearchEnvironment(search)
+        search = SearchSettings(url=url, **settings)  # type: ignore[arg-type]
+        environment = SearchEnvironment(search, limits=Limits(retries=0, outage_s=0.0))
         episode = environment.begin(ROW, CharacterCodec())
         try:
             return [await episode.step(Turn(turn)) for turn in turns], episode.grade()

@@ -20,9 +20,11 @@ import json
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sg_rlhf.common.text import notice_if_slow
+from sg_rlhf.tasks.search.limits import LIMITS, Limits
 from sg_rlhf.tasks.search.protocol import Passage
 from sg_rlhf.tasks.search.settings import SearchSettings
 
@@ -62,12 +64,11 @@ _Result = list[Passage] | RetrieverError
 class RetrieverClient:
     """Asks one retriever; to be used within one event loop, and closed at the end.
 
-    `timeout_s` of the settings limits one request, from the connection to the whole answer; waiting
-    for one of the `max_connections` is not limited.
+    Waiting for one of the `max_connections` is not limited.
 
     Args:
         settings: `sg.search.*`.
-        outage_s: used instead of the settings' own.
+        limits: of its requests.
         notify: called with a line when an outage is noticed and when it ends.
     """
 
@@ -75,18 +76,18 @@ class RetrieverClient:
         self,
         settings: SearchSettings,
         *,
-        outage_s: float | None = None,
+        limits: Limits = LIMITS,
         notify: Callable[[str], None] | None = None,
     ) -> None:
         self.settings = settings
-        self._outage_s = settings.outage_s if outage_s is None else outage_s
+        self.limits = limits
         self._notify = notify or (lambda line: print(line, file=sys.stderr, flush=True))
         self._is_away = False  # which has been reported
         #: Queries that are not sent yet, and the results that dialogues wait for.
         self._queue: deque[str] = deque()
         self._pending: dict[str, asyncio.Future[_Result]] = {}
         self._requests: set[asyncio.Task[None]] = set()
-        self._slots = asyncio.Semaphore(settings.max_connections)
+        self._slots = asyncio.Semaphore(limits.max_connections)
         self._session: aiohttp.ClientSession | None = None
 
     async def aclose(self) -> None:
@@ -123,7 +124,7 @@ class RetrieverClient:
     async def _send(self) -> None:
         """Ask for the oldest queries, and give each answer to whoever waits for it."""
         async with self._slots:
-            size = min(self.settings.max_batch, len(self._queue))
+            size = min(self.limits.max_batch, len(self._queue))
             queries = [self._queue.popleft() for _ in range(size)]
             if not queries:  # another request has them
                 return
@@ -140,15 +141,15 @@ class RetrieverClient:
                 answer.set_result(result)
 
     async def _fetch(self, queries: list[str]) -> list[_Result]:
-        """The result of each query, after as many requests as the settings allow."""
+        """The result of each query, after as many requests as the limits allow."""
         import tenacity
 
         is_alone = len(queries) == 1
         retrying = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception_type(_ServerError if is_alone else _Away),
-            wait=tenacity.wait_random_exponential(self.settings.backoff_s, max=MAX_BACKOFF_S),
-            stop=tenacity.stop_after_attempt(self.settings.retries + 1)
-            & tenacity.stop_after_delay(self._outage_s),
+            wait=tenacity.wait_random_exponential(self.limits.backoff_s, max=MAX_BACKOFF_S),
+            stop=tenacity.stop_after_attempt(self.limits.retries + 1)
+            & tenacity.stop_after_delay(self.limits.outage_s),
             before_sleep=self._report,
             reraise=True,
         )
@@ -164,9 +165,9 @@ class RetrieverClient:
     def _report(self, state: RetryCallState) -> None:
         """Say that a request waits for the retriever, once in an outage."""
         seconds, outcome = state.seconds_since_start or 0.0, state.outcome
-        if self._outage_s and not self._is_away and outcome and seconds >= REPORTED_AFTER_S:
+        if self.limits.outage_s and not self._is_away and outcome and seconds >= REPORTED_AFTER_S:
             self._is_away = True
-            waiting = f"; waiting for it, up to {self._outage_s:g} s (outage_s)"
+            waiting = f"; waiting for it, up to {self.limits.outage_s:g} s"
             self._notify(f"retriever {self.settings.url}: {outcome.exception()}{waiting}")
 
     async def _request(self, queries: Sequence[str]) -> list[_Result]:
@@ -176,10 +177,10 @@ class RetrieverClient:
 
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=self.settings.max_connections),
+                connector=aiohttp.TCPConnector(limit=self.limits.max_connections),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 headers={"Content-Type": "application/json"},
-                timeout=aiohttp.ClientTimeout(total=self.settings.timeout_s),
+                timeout=aiohttp.ClientTimeout(total=self.limits.timeout_s),
             )
         body = {"queries": queries, "topk": self.settings.topk, "return_scores": True}
         try:
@@ -188,7 +189,7 @@ class RetrieverClient:
             ) as response:
                 content = await response.read()
         except TimeoutError:
-            raise _Away(f"no answer within {self.settings.timeout_s:g} s") from None
+            raise _Away(f"no answer within {self.limits.timeout_s:g} s") from None
         except aiohttp.ClientError as error:
             raise _Away(f"no connection ({error or type(error).__name__})") from None
         text = _short(content.decode(errors="replace"))
@@ -226,16 +227,18 @@ class RetrieverClient:
         return RetrieverError(f"retriever {self.settings.url}: {message}")
 
 
-async def ask(settings: SearchSettings, *queries: str) -> list[list[Passage]]:
+async def ask(
+    settings: SearchSettings, *queries: str, limits: Limits = LIMITS
+) -> list[list[Passage]]:
     """Ask at the start of a command, when no outage is waited for.
 
     Raises:
         RetrieverError: the retriever does not answer.
     """
-    client = RetrieverClient(settings, outage_s=0.0)
+    client = RetrieverClient(settings, limits=replace(limits, outage_s=0.0))
     waiting = (
-        f"waiting for the retriever {settings.url} (up to {settings.timeout_s:g} s a request, "
-        f"{settings.retries + 1} requests)"
+        f"waiting for the retriever {settings.url} (up to {limits.timeout_s:g} s a request, "
+        f"{limits.retries + 1} requests)"
     )
     try:
         with notice_if_slow(waiting):
@@ -244,14 +247,14 @@ async def ask(settings: SearchSettings, *queries: str) -> list[list[Passage]]:
         await client.aclose()
 
 
-def check(settings: SearchSettings) -> None:
+def check(settings: SearchSettings, limits: Limits = LIMITS) -> None:
     """Ask the search engine of a recipe one question, before Ray starts.
 
     Raises:
         ValueError: it does not answer; says how to start one.
     """
     try:
-        asyncio.run(ask(settings, "Is anybody there?"))
+        asyncio.run(ask(settings, "Is anybody there?", limits=limits))
     except RetrieverError as error:
         raise ValueError(
             f"{error}; start one with `python -m sg_rlhf.retrieval.server --index DIR`, "

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from sg_rlhf.common import child_process
 from sg_rlhf.common.text import notice_if_slow
 from sg_rlhf.tasks.questions import EvalError
+from sg_rlhf.tasks.search.limits import LIMITS, Limits
 from sg_rlhf.tasks.search.retriever.client import RetrieverError, ask
 from sg_rlhf.tasks.search.settings import SearchSettings
 
@@ -73,14 +74,14 @@ def serve(index: Path, port: int = 0, log: Path | None = None) -> Iterator[str]:
             child_process.end(process, STOP_SECONDS)
 
 
-async def probe(settings: SearchSettings) -> str:
+async def probe(settings: SearchSettings, limits: Limits = LIMITS) -> str:
     """Ask a few fixed questions; a SHA-256 of the best passages.
 
     Raises:
         EvalError: the retriever does not answer.
     """
     try:
-        found = await ask(settings, *PROBES)
+        found = await ask(settings, *PROBES, limits=limits)
     except RetrieverError as error:
         raise EvalError(
             f"{error}; start one with `python -m sg_rlhf.retrieval.server --index DIR`, "

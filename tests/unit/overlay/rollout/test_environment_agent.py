@@ -42,6 +42,7 @@ from sg_rlhf.overlay.rollout.environment_agent import EnvironmentAgent, load_age
 from sg_rlhf.overlay.rollout.generator import SGSamplesGenerator
 from sg_rlhf.tasks.codec import TokenizerCodec
 from sg_rlhf.tasks.search.environment import SearchEnvironment
+from sg_rlhf.tasks.search.limits import Limits
 from sg_rlhf.tasks.search.protocol import CORRECTION, STOP_STRINGS
 from sg_rlhf.tasks.search.settings import SearchSettings
 from tests.unit.tasks.search.http_retriever import Retriever, passages, running
@@ -155,13 +156,13 @@ def play(
     **changes: Any,
 ) -> tuple[dict[str, Any], ScriptedEngine]:
     """One rollout of these turns."""
-    fixed = {"url": url, "topk": 1, "retries": 0, "backoff_s": 0, "outage_s": 0}
-    chosen = SearchSettings(**{**fixed, **changes})
+    chosen = SearchSettings(**{"url": url, "topk": 1, **changes})
+    limits = Limits(retries=0, backoff_s=0, outage_s=0)
     engine = ScriptedEngine(turns, longer)
     shared = SamplingParams(max_tokens=max_tokens, logprobs=logprobs)
 
     async def run() -> dict[str, Any]:
-        agent = EnvironmentAgent(SearchEnvironment(chosen))
+        agent = EnvironmentAgent(SearchEnvironment(chosen, limits=limits))
         try:
             return await agent.execute(prompt, label, shared, max_length, TOKENIZER, engine)
         finally:
@@ -389,11 +390,11 @@ def test_a_retriever_that_is_not_there_stops_the_run_before_the_first_rollout() 
 
 
 def test_failed_searches_are_told_to_the_model_and_counted_and_then_stop_the_run() -> None:
-    chosen = {"min_searches": 6, "failure_window": 6, "max_failure_rate": 0.5}
+    limits = Limits(
+        retries=0, backoff_s=0, outage_s=0.2, min_searches=6, failure_window=6, max_failure_rate=0.5
+    )
     with running() as server:
-        agent_settings = SearchSettings(
-            url=server.url, retries=0, backoff_s=0, outage_s=0.2, **chosen
-        )
+        chosen = SearchSettings(url=server.url)
         asked = []
 
         def reply(body: dict[str, Any]) -> Any:
@@ -404,7 +405,7 @@ def test_failed_searches_are_told_to_the_model_and_counted_and_then_stop_the_run
         server.reply = reply
 
         async def run() -> None:
-            agent = EnvironmentAgent(SearchEnvironment(agent_settings))
+            agent = EnvironmentAgent(SearchEnvironment(chosen, limits=limits))
             params = SamplingParams(max_tokens=900)
             for rollout in range(9):
                 engine = ScriptedEngine([SEARCH, SEARCH, ANSWER])
@@ -417,7 +418,7 @@ def test_failed_searches_are_told_to_the_model_and_counted_and_then_stop_the_run
         with pytest.raises(EnvironmentDown) as error:
             asyncio.run(run())
     assert str(error.value).startswith(
-        "6 of the last 6 searches of a rollout engine failed (sg.search.max_failure_rate=0.5); "
+        "6 of the last 6 searches of a rollout engine failed (limit: 50 %); "
         f"the last: retriever {server.url}: status 500: broken"
     )
 

@@ -13,6 +13,7 @@ import pytest
 from sg_rlhf.common import text
 from sg_rlhf.tasks.rollout import EnvironmentFailed
 from sg_rlhf.tasks.search.environment import SearchEnvironment
+from sg_rlhf.tasks.search.limits import Limits
 from sg_rlhf.tasks.search.protocol import Passage
 from sg_rlhf.tasks.search.retriever.client import RetrieverClient, RetrieverError, check
 from sg_rlhf.tasks.search.settings import SearchSettings
@@ -25,9 +26,9 @@ def retriever() -> Iterator[Retriever]:
         yield server
 
 
-def client_of(url: str, **settings: Any) -> RetrieverClient:
-    chosen = {"backoff_s": 0.001, "timeout_s": 60.0, "outage_s": 0.0, **settings}
-    return RetrieverClient(SearchSettings(url=url, **chosen))
+def client_of(url: str, topk: int = 3, **limits: Any) -> RetrieverClient:
+    chosen = {"backoff_s": 0.001, "timeout_s": 60.0, "outage_s": 0.0, **limits}
+    return RetrieverClient(SearchSettings(url=url, topk=topk), limits=Limits(**chosen))
 
 
 def ask(url: str, *queries: str, **settings: Any) -> list[list[Passage]]:
@@ -297,8 +298,8 @@ def test_waiting_for_a_connection_is_no_time_out(retriever: Retriever) -> None:
 def test_the_failure_rate_stops_only_above_its_limit_and_with_enough_searches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    settings = SearchSettings(max_failure_rate=0.25, failure_window=8, min_searches=4)
-    environment = SearchEnvironment(settings)
+    limits = Limits(max_failure_rate=0.25, failure_window=8, min_searches=4)
+    environment = SearchEnvironment(SearchSettings(), limits=limits)
 
     async def search(query: str) -> list[Passage]:
         if query == "bad":
@@ -329,7 +330,7 @@ def test_a_run_says_that_it_waits_for_a_retriever(
     with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and never answers
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/retrieve"
         with pytest.raises(ValueError, match="start one with"):
-            check(SearchSettings(url=url, timeout_s=0.5, retries=0))
+            check(SearchSettings(url=url), Limits(timeout_s=0.5, retries=0))
     assert capsys.readouterr().err == (
         f"waiting for the retriever {url} (up to 0.5 s a request, 1 requests) ...\n"
     )

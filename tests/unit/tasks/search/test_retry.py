@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from sg_rlhf.tasks.search.limits import Limits
 from sg_rlhf.tasks.search.retriever import client as client_module
 from sg_rlhf.tasks.search.retriever.client import RetrieverClient, RetrieverError
 from sg_rlhf.tasks.search.settings import SearchSettings
@@ -65,9 +66,9 @@ def serving(port: int) -> Iterator[subprocess.Popen[bytes]]:
             process.send_signal(signal.SIGKILL)
 
 
-def client_of(url: str, said: list[str], **settings: Any) -> RetrieverClient:
-    chosen = {"backoff_s": 0.05, "timeout_s": 60.0, "retries": 0, "outage_s": 0.0, **settings}
-    return RetrieverClient(SearchSettings(url=url, **chosen), notify=said.append)
+def client_of(url: str, said: list[str], **limits: Any) -> RetrieverClient:
+    chosen = {"backoff_s": 0.05, "timeout_s": 60.0, "retries": 0, "outage_s": 0.0, **limits}
+    return RetrieverClient(SearchSettings(url=url), limits=Limits(**chosen), notify=said.append)
 
 
 def test_a_killed_server_is_waited_for_and_every_search_is_answered(
@@ -99,7 +100,7 @@ def test_a_killed_server_is_waited_for_and_every_search_is_answered(
     assert asyncio.run(run()) == [40] * 32
     assert len(said) == 2
     assert said[0].startswith(f"retriever {url}: no connection (")
-    assert said[0].endswith("; waiting for it, up to 300 s (outage_s)")
+    assert said[0].endswith("; waiting for it, up to 300 s")
     assert said[1] == f"retriever {url}: answers again"
 
 

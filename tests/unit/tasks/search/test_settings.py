@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
-from sg_rlhf.config import ConfigError, load_config
+from sg_rlhf.config import ConfigError, load_config, removed
+from sg_rlhf.tasks.search.limits import LIMITS
 from sg_rlhf.tasks.search.settings import SearchSettings
 
 ROOT = Path(__file__).parents[4]
@@ -90,13 +92,20 @@ def test_other_recipes_have_no_search_section() -> None:
         ("sg.search.url=localhost:8000", "command line: sg.search.url='localhost:8000': expected"),
         ("sg.search.top_k=3", "unknown key 'sg.search.top_k'; did you mean sg.search.topk?"),
         ("sg.search.observation_tokens=5", "sg.search.observation_tokens=5: "),
-        ("sg.search.min_searches=500", "min_searches=500 is above failure_window=200"),
+        ("sg.search.outage_s=3", "command line: sg.search.outage_s: removed, because it is always"),
     ],
 )
 def test_a_wrong_value_is_one_line(override: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         load_config(ROOT / "configs" / "search" / "grpo_sg_qwen2.5-3b.yaml", [override])
     assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_limit_that_is_no_key_any_more_loads_with_the_value_of_every_run() -> None:
+    assert dataclasses.asdict(LIMITS) == removed.SEARCH_LIMITS
+    given = [f"sg.search.{name}={value}" for name, value in removed.SEARCH_LIMITS.items()]
+    path = ROOT / "configs" / "search" / "grpo_sg_qwen2.5-3b.yaml"
+    assert load_config(path, given).sg == load_config(path).sg
 
 
 def test_workers_read_the_settings_from_their_environment(monkeypatch: pytest.MonkeyPatch) -> None:
