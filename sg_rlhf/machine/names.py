@@ -103,6 +103,18 @@ def gpu_of(device: str, memory_gib: float) -> tuple[str, GpuType]:
     return key, GPUS[key]
 
 
+#: In the name of a device whose peaks are not those of its type: a slice or another chip.
+OTHER_PEAKS = r"MIG|NVL|Laptop|Max-Q|[45]090 D|A10G"
+
+
+def known_gpu(device: str) -> str | None:
+    """The key of a device's type, by its name alone; None where its peaks are not known."""
+    if re.search(OTHER_PEAKS, device, re.IGNORECASE):
+        return None
+    fits = (key for key, gpu in GPUS.items() if re.search(rf"\b(?:{gpu.pattern})", device))
+    return next(fits, None)
+
+
 @dataclass(frozen=True)
 class Layout:
     """Equal nodes with GPUs, as a hardware name gives them.

@@ -270,14 +270,11 @@ def sampling(run: RunShape, hardware: Hardware, given: Assumptions = DEFAULT) ->
     mean, prompt = given.mean_response(run), given.prompt(run)
     of_engine = -(-run.samples // run.engines)
     written = given.written_share if run.turns > 1 else 1.0
-    fitting = cache_of(run, hardware).sequences * run.max_len / (mean + prompt)
-    at_once = max(1, min(of_engine, gpu.engine_sequences(hardware), int(fitting)))
-    longest = _longest(run, given)
-    steps = written * max(longest, of_engine * mean / at_once + longest - mean)
+    steps, loaded = decoding(
+        run, hardware, prompt=prompt, mean=mean, longest=_longest(run, given), written=written
+    )
     generated = written * of_engine * mean
     weights = gpu.engine_weights(run)
-    # A generated token reads its prompt and, on average, half of its response.
-    loaded = steps * weights + generated * (prompt + mean / 2) * gpu.kv_bytes_per_token(run)
     flops = kind.tflops * 1e12 * given.prefill_mfu
     seconds = max(loaded / (kind.bandwidth * 1e9 * given.bandwidth), weights * generated / flops)
     overhead = given.eager_layer_seconds * model.num_layers if run.eager_engines else 0.0
@@ -291,6 +288,40 @@ def sampling(run: RunShape, hardware: Hardware, given: Assumptions = DEFAULT) ->
         prefilled += run.turns * mean / 2
     seconds += of_engine * sequence_flops(model, prefilled) / (flops * parts)
     return seconds + (run.turns - 1) * given.turn_seconds
+
+
+def decoding(
+    run: RunShape, hardware: Hardware,
+    *, prompt: float, mean: float, longest: float, written: float = 1.0,
+) -> tuple[float, float]:  # fmt: skip
+    """Decoding steps of an engine in a rollout, and the bytes that each of its GPUs reads in them.
+
+    A step reads the weights. A generated token reads the keys and values of its prompt and, on
+    average, of half of its response.
+
+    Args:
+        prompt: mean tokens of a prompt.
+        mean: mean tokens of a response.
+        longest: tokens of the longest response.
+        written: share of a response that the model writes.
+    """
+    of_engine = -(-run.samples // run.engines)
+    fitting = cache_of(run, hardware).sequences * run.max_len / (mean + prompt)
+    at_once = max(1, min(of_engine, gpu.engine_sequences(hardware), int(fitting)))
+    steps = written * max(longest, of_engine * mean / at_once + longest - mean)
+    generated = written * of_engine * mean
+    cached = generated * (prompt + mean / 2) * gpu.kv_bytes_per_token(run)
+    return steps, steps * gpu.engine_weights(run) + cached
+
+
+def update_flops(run: RunShape, samples: float, tokens: float) -> float:
+    """FLOPs of forward and backward passes over a rollout, nothing computed twice: 6P a token.
+
+    Args:
+        samples: responses.
+        tokens: mean tokens of one with its prompt.
+    """
+    return 3 * run.epochs * samples * sequence_flops(run.model, tokens)
 
 
 def collective(run: RunShape, hardware: Hardware, size: float, given: Assumptions) -> float:

@@ -16,6 +16,7 @@ from typing import Any
 from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.data_io import strict_json
 from sg_rlhf.data_io.model_folder import merge_command
+from sg_rlhf.report import speed
 from sg_rlhf.report.evaluations import held_out_accuracy, held_out_sets, set_names
 from sg_rlhf.report.runs import Row, Run, RunError, curve, grouped, number, read_run
 from sg_rlhf.run_dir import alerts, jsonl_log
@@ -52,7 +53,9 @@ def figures_of(run: Run) -> dict[str, Any]:
     }
     if warning := alerts.nothing_learned(run.metrics):
         summary["warning"] = warning
-    return {**summary, **_not_finite(run), **_memory(run), **_held_out(run)}
+    return {
+        **summary, **speed.speed_of(run), **_not_finite(run), **_memory(run), **_held_out(run),
+    }  # fmt: skip
 
 
 def _values(rows: Sequence[Row], key: str) -> list[float]:
@@ -128,6 +131,7 @@ def render(summary: dict[str, Any], run_dir: Path) -> str:
         f"  token weight        mean {shown('weight_mean', '.3f')}; "
         f"{shown('zeroed_pos', '.1%')} of positive tokens zeroed by the clip",
         f"  time                {shown('seconds_per_rollout', '.1f')} s per rollout (median)",
+        *speed.lines(summary),
     ]
     if "nonfinite_samples" in summary:
         lines.append(

@@ -25,6 +25,7 @@ def rollout_stats(experiences: list[Any], n_samples_per_prompt: int) -> dict[str
         "rollout/reward_mean": rewards.mean().item(),
         "rollout/reward_std": rewards.std().item() if len(rewards) > 1 else 0.0,
         "rollout/response_length_mean": lengths.mean().item(),
+        "rollout/response_length_max": lengths.max().item(),
         "rollout/truncated_rate": truncated.mean().item(),
         "rollout/num_samples": float(len(rewards)),
     }

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sg_rlhf.common.statistics import spikes
+from sg_rlhf.config import load_config
 from sg_rlhf.report import summary
 from sg_rlhf.report.runs import read_run
 from sg_rlhf.run_dir import jsonl_log
@@ -139,6 +140,68 @@ def test_the_largest_memory_of_a_gpu_is_shown(
     assert "51.5 GiB of a GPU at most" in capsys.readouterr().out
     figures = json.loads((tmp_path / "summary.json").read_text())
     assert (figures["device_used_gib"], figures["peak_allocated_gib"]) == (51.5, 39.0)
+
+
+RECIPE_3B = "configs/kk/grpo_sg_qwen2.5-3b-instruct.yaml"
+
+
+def write_timed_run(run_dir: Path, device: str, *overrides: str) -> None:
+    """Three rollouts of 128 responses on one GPU; the first is slow."""
+    write_run(run_dir, rollouts=3)
+    rows = jsonl_log.read(run_dir / jsonl_log.METRICS)
+    for i, row in enumerate(rows):
+        slow = 5.0 if i == 0 else 0.0
+        row |= {
+            "rollout/num_samples": 128.0, "rollout/response_length_mean": 1000.0,
+            "rollout/response_length_max": 1024.0, "total_length": 1300.0,
+            "progress/generated_tokens": 128_000.0 * (i + 1),
+            "timing/generation": 12.5 + slow, "timing/engines_wake": 0.5,
+            "timing/ppo_train": 16.0 + slow, "timing/update_old_log_probs": 1.0,
+        }  # fmt: skip
+    (run_dir / jsonl_log.METRICS).unlink()
+    jsonl_log.append(run_dir / jsonl_log.METRICS, rows)
+    config = load_config([RECIPE_3B, "hardware:1x80gb"], [f"sg.run_dir={run_dir}", *overrides])
+    (run_dir / "config.yaml").write_text(config.to_yaml())
+    (run_dir / "environment.json").write_text(json.dumps({"engine": {"device": device}}))
+
+
+def test_the_speed_of_a_run_and_its_share_of_an_h200(tmp_path: Path) -> None:
+    write_timed_run(tmp_path, "NVIDIA H200")
+    figures = summary.figures_of(read_run(tmp_path))
+    parameters, layers, queries = 3_085_938_688, 36, 16 * 128
+    sequence = 2 * parameters * 1300 + 2 * layers * queries * 1300**2
+    assert figures["update_mfu"] == pytest.approx(3 * 128 * sequence / (15.0 * 989e12))
+    # 1,024 steps read 2 bytes of each weight; a token the keys and values (2 heads) of 800 others.
+    cached = 128_000 * (300 + 1000 / 2) * (2 * 2 * layers * 2 * 128)
+    read = 1024 * 2 * parameters + cached
+    assert figures["decoding_bandwidth_share"] == pytest.approx(read / (12.0 * 4.8e12))
+    text = summary.render(figures, tmp_path)
+    assert "sampling 10,667 tokens/s, update 11,093 tokens/s" in text
+    assert "update 21.4% of the FLOPs (MFU), decoding 17.5% of the memory bandwidth" in text
+    assert "(1 x H200 141 GB)" in text
+
+
+@pytest.mark.parametrize(
+    ("device", "named"),
+    [("cpu", "a CPU"), ("", "the device")]
+    + [(name, name) for name in ("NVIDIA H100 NVL", "NVIDIA GH200 480GB", "NVIDIA GB200")],
+)
+def test_a_device_without_known_peaks_has_no_share(tmp_path: Path, device: str, named: str) -> None:
+    write_timed_run(tmp_path, device)
+    figures = summary.figures_of(read_run(tmp_path))
+    assert "update_mfu" not in figures
+    text = summary.render(figures, tmp_path)
+    assert "10,667 tokens/s" in text and "of the peak" not in text
+    assert f"no peak known for {named}\n" in text
+
+
+def test_an_asynchronous_run_has_no_speed_of_sampling(tmp_path: Path) -> None:
+    """Its engines also sample during the update."""
+    apart = ("vllm.enable_sleep=false", "train.async_enable=true", "sg.correction=tis")
+    write_timed_run(tmp_path, "NVIDIA H200", *apart)
+    text = summary.render(summary.figures_of(read_run(tmp_path)), tmp_path)
+    assert "sampling -, update 11,093 tokens/s" in text
+    assert "update 21.4% of the FLOPs (MFU), decoding - of" in text
 
 
 @pytest.mark.parametrize("adapters", [False, True])
