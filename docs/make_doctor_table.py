@@ -3,7 +3,7 @@
     python docs/make_doctor_table.py [--check]
 
 Rows are the machines of tests/unit/doctor/machines, columns are recipes. A cell has the exit status
-of ``python -m sg_rlhf.doctor --facts MACHINE --config RECIPE`` and the checks that caused it.
+of ``sg-rlhf doctor --facts MACHINE --config RECIPE`` and the checks that caused it.
 ``--check`` writes nothing and fails if the table is out of date.
 """
 

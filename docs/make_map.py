@@ -18,14 +18,14 @@ ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs" / "images" / "map.svg"
 #: What a package is for, in two lines.
 PURPOSES = {
-    "train": ("one training run", "python -m sg_rlhf.train"),
+    "train": ("one training run", "sg-rlhf train"),
     "overlay": ("registered in OpenRLHF;", "on a CPU as well"),
     "run": ("sg-rlhf run: data, training,", "report, for this machine"),
     "dry_run": ("print a run's recipe,", "plan and command"),
     "eval": ("benchmarks: generate,", "grade, compare"),
     "studies": ("many runs: plan, run,", "tables and figures"),
     "tiny": ("the models that learn", "without a GPU"),
-    "data": ("python -m sg_rlhf.data", "generate, check, write"),
+    "data": ("sg-rlhf data", "generate, check, write"),
     "doctor": ("checks of a machine,", "before anything starts"),
     "launch": ("a recipe as a job of", "SLURM, KubeRay, SkyPilot"),
     "integrations": ("the loss in TRL,", "verl and Molt"),

@@ -1,6 +1,8 @@
-"""Evaluate a model: the same as ``python -m sg_rlhf.eval.run``, which needs no checkout."""
+"""Evaluate a model: ``python -m eval.run`` is ``sg-rlhf eval``."""
 
-from sg_rlhf.eval.run import main
+import sys
+
+from sg_rlhf.__main__ import main
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(["eval", *sys.argv[1:]]))

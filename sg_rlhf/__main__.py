@@ -1,17 +1,13 @@
 """GRPO-SG (arXiv 2511.00066) on an unmodified OpenRLHF: train, evaluate, look at what came out.
 
-Every command is also a module with the same arguments, output and exit status: `sg-rlhf train` is
-`python -m sg_rlhf.train`.
+`python -m sg_rlhf COMMAND` is the same as `sg-rlhf COMMAND`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import importlib
-import io
 import os
-import re
 import sys
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -26,8 +22,7 @@ class Command(NamedTuple):
 
     Attributes:
         summary: one line for the help.
-        module: what ``python -m`` runs.
-        main: the module of its ``main``, if another.
+        module: has its ``main``, unless `main` names another module.
         extra: which of setup.cfg's extras it needs, if any.
     """
 
@@ -146,13 +141,11 @@ COMMANDS = {
         "sg_rlhf.environments.command",
         extra="openenv",
     ),
-    "completion": Command(
-        "print the completion script of bash or zsh", "sg_rlhf.config.shell_completion"
-    ),
 }
 
 #: Commands that are gone, and why.
 REMOVED = {
+    "completion": "`sg-rlhf --help` lists the commands, `sg-rlhf COMMAND --help` the options",
     "serve-replicas": "several servers need a load balancer: start `sg-rlhf serve` once per port",
 }
 
@@ -182,12 +175,9 @@ def usage(group: str = "") -> str:
 
 
 def split(words: Sequence[str]) -> tuple[str, list[str]]:
-    """The command's name, or a group's with a space behind it, or ""; and what follows.
-
-    ``_`` in a name stands for ``-``, as in the names of modules.
-    """
+    """The command's name, or a group's with a space behind it, or ""; and what follows."""
     for count in (2, 1):
-        name = " ".join(words[:count]).replace("_", "-")
+        name = " ".join(words[:count])
         if name in COMMANDS and len(words) >= count:
             return name, list(words[count:])
     group = f"{words[0]} " if words else ""
@@ -207,7 +197,7 @@ def names_behind(group: str = "") -> list[str]:
 
 
 def run(name: str, argv: list[str]) -> int:
-    """A command's own ``main``; help in the words of ``sg-rlhf``.
+    """Call a command's ``main``.
 
     Returns:
         The exit status: the command's, 2 where a package that it needs is not installed, or 141,
@@ -215,23 +205,17 @@ def run(name: str, argv: list[str]) -> int:
     """
     try:
         main = importlib.import_module(main_module(name)).main
-        if not {"-h", "--help"} & set(argv):
-            status = int(main(argv) or 0)
-            sys.stdout.flush()
-            return status
-        text = io.StringIO()
         try:
-            with contextlib.redirect_stdout(text):
-                return int(main(argv) or 0)
+            return int(main(argv) or 0)
         finally:
-            print(in_our_words(text.getvalue()), end="")
+            sys.stdout.flush()
     except BrokenPipeError:
         # Python flushes once more at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
-        if missing in ("", "sg_rlhf", "eval"):
+        if missing in ("", "sg_rlhf"):
             raise
         extra = COMMANDS[name].extra
         by_pip = f"pip install '.[{extra}]' in the repository, or " if extra else ""
@@ -240,33 +224,6 @@ def run(name: str, argv: list[str]) -> int:
             f"error: sg-rlhf {name}: {missing} is not installed; {by_pip}{remedy}", file=sys.stderr
         )
         return 2
-
-
-def in_our_words(help_text: str) -> str:
-    """The text with ``sg-rlhf NAME`` for every ``python -m MODULE`` that is a command."""
-    names = {command.module: name for name, command in COMMANDS.items()}
-    names["eval.run"] = "eval"  # its name in a checkout
-
-    def named(match: re.Match[str]) -> str:
-        return f"sg-rlhf {names[match[1]]}" if match[1] in names else match[0]
-
-    renamed = re.sub(r"python -m (\w+(?:\.\w+)*)", named, help_text)
-    # The usage's later lines stand under the end of the name.
-    before, _, _ = help_text.partition("\n")
-    now, _, _ = renamed.partition("\n")
-    head, _, rest = renamed.partition("\n\n")
-    return head.replace("\n" + " " * (len(before) - len(now)), "\n") + "\n\n" + rest
-
-
-def _complete(line: str) -> None:
-    """Answer a shell that completes this line."""
-    from sg_rlhf.config import shell_completion
-
-    words = line.split()[1:]
-    finished = words if line[-1:].isspace() else words[:-1]
-    name, rest = split(finished)
-    module = main_module(name) if name in COMMANDS else None
-    shell_completion.complete(name.split(), rest, module, names_behind(name))
 
 
 def _find_modules_here() -> None:
@@ -278,8 +235,6 @@ def _find_modules_here() -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: the command's; 2 for one that does not exist."""
-    if "_ARGCOMPLETE" in os.environ:
-        _complete(os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])])
     words = list(sys.argv[1:] if argv is None else argv)
     _find_modules_here()
     name, rest = split(words)

@@ -55,17 +55,17 @@ from sg_rlhf.weights.describe import describe_loss
 EXAMPLES = """\
 examples:
   see what a recipe would run, without running it
-    python -m sg_rlhf.train --config configs/kk/grpo_qwen2.5-3b-instruct.yaml \\
+    sg-rlhf train --config configs/kk/grpo_qwen2.5-3b-instruct.yaml \\
         --algorithm grpo_sg --dry-run
   train the small model of a machine without GPUs, with another learning rate
-    python -m sg_rlhf.train --config configs/kk/grpo_sg_tiny_cpu.yaml actor.adam.lr=1e-4
+    sg-rlhf train --config configs/kk/grpo_sg_tiny_cpu.yaml actor.adam.lr=1e-4
   a model with another algorithm, on other hardware
-    python -m sg_rlhf.train --config configs/kk/grpo_qwen2.5-3b-instruct.yaml \\
+    sg-rlhf train --config configs/kk/grpo_qwen2.5-3b-instruct.yaml \\
         --algorithm lopti --hardware 4x40gb --dry-run
   resume: the same command again, with the same --run-dir
   on a Ray cluster
     ray job submit --working-dir . -- \\
-        python3 -m sg_rlhf.train --config configs/kk/grpo_qwen2.5-3b-instruct.yaml
+        sg-rlhf train --config configs/kk/grpo_qwen2.5-3b-instruct.yaml
 
 every OpenRLHF flag is a key: --actor.adam.lr 1e-6 is actor.adam.lr=1e-6 here
 """
@@ -86,7 +86,7 @@ class _Parser(OneLineParser):
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
     """Parse the command line."""
     parser = _Parser(
-        prog="python -m sg_rlhf.train",
+        prog="sg-rlhf train",
         description=__doc__,
         epilog=EXAMPLES,
     )

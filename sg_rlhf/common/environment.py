@@ -16,11 +16,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from types import TracebackType
 
 _ROOT = Path(__file__).resolve().parents[2]
-#: Failed imports in these folders get our own message.
-_OURS = (str(_ROOT / "sg_rlhf") + os.sep, str(_ROOT / "eval") + os.sep)
 _COMMAND = re.compile(r"(?<![\w./-])(?:python(?= -m (?:sg_rlhf|eval)\b)|sg-rlhf(?= [a-z]))")
 
 #: Variables of NCCL, of gloo and of PyTorch's NCCL groups: interfaces, transports, limits.
@@ -52,36 +49,6 @@ def script(name: str) -> str:
     if not os.path.exists(here) or (on_path and os.path.abspath(on_path) == here):
         return name
     return _short(here)
-
-
-def explain_missing_packages() -> None:
-    """Report a missing package in one line with exit status 2, for ``python -m MODULE``."""
-    sys.excepthook = _hook
-
-
-def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    line = _missing(error, trace) if isinstance(error, ModuleNotFoundError) else ""
-    if not line:
-        sys.__excepthook__(kind, error, trace)
-        return
-    print(f"error: {line}", file=sys.stderr)
-    raise SystemExit(2)  # Python exits with this status, even from its hook
-
-
-def _missing(error: ModuleNotFoundError, trace: TracebackType | None) -> str:
-    """The missing package and the command that works; "" if no module of ours imported it."""
-    importer = ""
-    while trace is not None:
-        file = trace.tb_frame.f_code.co_filename
-        if not file.startswith("<frozen importlib"):
-            importer = file
-        trace = trace.tb_next
-    package = (error.name or "").partition(".")[0]
-    if package in ("", "sg_rlhf", "eval") or not importer.startswith(_OURS):
-        return ""
-    words = getattr(sys, "orig_argv", ["-m", "sg_rlhf"])
-    remedy = with_packages(words[words.index("-m") :])
-    return f"{package} is not installed for {sys.executable}; {remedy}"
 
 
 def with_packages(words: Sequence[str]) -> str:

@@ -49,8 +49,7 @@ class OneLineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print one line on stderr and exit with status 2."""
-        name = self.prog.replace("python -m ", "")
-        self.exit(2, f"{name}: {message}{self._recipe_hint()}; see --help\n")
+        self.exit(2, f"{self.prog}: {message}{self._recipe_hint()}; see --help\n")
 
     def _recipe_hint(self) -> str:
         if not any(action.dest == "overrides" for action in self._actions):

@@ -80,7 +80,7 @@ def losses() -> dict[str, str]:
 
 
 def algorithm_listing() -> str:
-    """The sections that ``python -m sg_rlhf.train --help`` ends with."""
+    """The sections that ``sg-rlhf train --help`` ends with."""
     sections = {
         "algorithms: --algorithm NAME": algorithms(),
         "token weightings: sg.weighting.type=NAME": weightings(),
@@ -116,7 +116,7 @@ def _line(row: tuple[str, ...], widths: list[int]) -> str:
 def main(argv: list[str] | None = None) -> int:
     """Print the listing; exit status 0."""
     OneLineParser(
-        prog="python -m sg_rlhf.config.recipe_listing",
+        prog="sg-rlhf recipes",
         description=__doc__,
     ).parse_args(argv)
     print(table(), end="")

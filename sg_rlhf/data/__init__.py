@@ -1,1 +1,1 @@
-"""The data command: `python -m sg_rlhf.data`."""
+"""The data command: `sg-rlhf data`."""

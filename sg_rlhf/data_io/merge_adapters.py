@@ -38,10 +38,10 @@ _NOTICE = 0.1
 EXAMPLES = """\
 examples:
   beside the run's adapters, in checkpoints/final-merged
-    python -m sg_rlhf.data_io.merge_adapters runs/lora/checkpoints/final
+    sg-rlhf merge runs/lora/checkpoints/final
   all of the training, in twice the space
-    python -m sg_rlhf.data_io.merge_adapters runs/lora/checkpoints/final --dtype float32 --out out/merged
-"""  # noqa: E501
+    sg-rlhf merge runs/lora/checkpoints/final --dtype float32 --out out/merged
+"""
 
 
 class Figures(NamedTuple):
@@ -279,9 +279,7 @@ def _one_line(name: str) -> Iterator[None]:
 
 def main(argv: list[str] | None = None) -> int:
     """Exit status 0; 2 for wrong input or a full disk."""
-    parser = OneLineParser(
-        prog="python -m sg_rlhf.data_io.merge_adapters", description=__doc__, epilog=EXAMPLES
-    )
+    parser = OneLineParser(prog="sg-rlhf merge", description=__doc__, epilog=EXAMPLES)
     parser.add_argument("folder", metavar="ADAPTERS", type=path, help="folder of LoRA adapters")
     parser.add_argument(
         "--base", metavar="MODEL",

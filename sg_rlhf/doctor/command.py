@@ -31,12 +31,12 @@ from sg_rlhf.machine.gpus import hardware_name
 EXAMPLES = """\
 examples:
   check this machine
-    python -m sg_rlhf.doctor
+    sg-rlhf doctor
   check it for a recipe: GPUs, memory, disk for checkpoints, model and data
-    python -m sg_rlhf.doctor --config configs/kk/grpo_qwen2.5-3b-instruct.yaml --hardware 8x80gb
+    sg-rlhf doctor --config configs/kk/grpo_qwen2.5-3b-instruct.yaml --hardware 8x80gb
   check another machine: collect its facts there, check them here
-    python -m sg_rlhf.doctor --json > machine.json
-    python -m sg_rlhf.doctor --facts machine.json --config configs/kk/grpo_1xgpu.yaml
+    sg-rlhf doctor --json > machine.json
+    sg-rlhf doctor --facts machine.json --config configs/kk/grpo_1xgpu.yaml
 
 SG_HARDWARE=8x80gb requires such hardware, SG_HARDWARE=cpu none.
 docs/troubleshooting.md lists every check.
@@ -50,7 +50,7 @@ _WIDEST = 34
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the command line."""
     parser = OneLineParser(
-        prog="python -m sg_rlhf.doctor",
+        prog="sg-rlhf doctor",
         description=__doc__,
         epilog=EXAMPLES,
     )

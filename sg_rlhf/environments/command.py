@@ -26,9 +26,9 @@ from sg_rlhf.tasks.rollout import Environment, SingleTurn
 EXAMPLES = """\
 examples:
   Knights & Knaves
-    python -m sg_rlhf.environments.command kk --data data/kk_tiny/train.jsonl
+    sg-rlhf serve-env kk --data data/kk_tiny/train.jsonl
   search: a retriever must run (sg-rlhf serve --index DIR)
-    python -m sg_rlhf.environments.command search --data data/search_tiny/train.jsonl \\
+    sg-rlhf serve-env search --data data/search_tiny/train.jsonl \\
         --set url=http://127.0.0.1:8000/retrieve max_turns=2
   a client, in Python
     from openenv.core import GenericEnvClient
@@ -44,7 +44,7 @@ docs/other_trainers.md has the fields of actions and observations.
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     parser = OneLineParser(
-        prog="python -m sg_rlhf.environments.command",
+        prog="sg-rlhf serve-env",
         description=__doc__,
         epilog=EXAMPLES,
     )
@@ -111,7 +111,7 @@ def main(argv: list[str] | None = None) -> int:
         rows = read_rows(arguments.data)
         environment.begin(rows[0], CharacterCodec())
     except (ValueError, OSError) as error:
-        print(f"sg_rlhf.environments: {_line(error)}", file=sys.stderr)
+        print(f"sg-rlhf serve-env: {_line(error)}", file=sys.stderr)
         return 2
     try:
         import uvicorn
@@ -119,7 +119,7 @@ def main(argv: list[str] | None = None) -> int:
         from sg_rlhf.environments import openenv
     except ModuleNotFoundError as error:
         needed = f"{error.name} is not installed: pip install 'sg-rlhf[openenv]'"
-        print(f"sg_rlhf.environments: {needed}", file=sys.stderr)
+        print(f"sg-rlhf serve-env: {needed}", file=sys.stderr)
         return 2
     app = openenv.application(rows, environment, f"sg_rlhf {domain.name}", arguments.sessions)
     print(f"{domain.name}: {len(rows)} rows", flush=True)

@@ -252,7 +252,7 @@ _FIELDS = OpenEnvSettings.model_fields
 DATA = generated_records(
     "Ask an OpenEnv environment for the beginnings of its episodes, one row for each.\n\n"
     "example:\n"
-    "  python -m sg_rlhf.data openenv --out data/env --generate url=http://127.0.0.1:8001 \\\n"
+    "  sg-rlhf data openenv --out data/env --generate url=http://127.0.0.1:8001 \\\n"
     "      count=256 test_count=64\n\n"
     "keys of --generate: url (of the server), observation (the field that the model reads),\n"
     "options (of every reset, as JSON), count and test_count (episodes), seed (of the first one)",

@@ -1,1 +1,1 @@
-"""Evaluation on the paper's benchmarks: ``python -m sg_rlhf.eval.run``."""
+"""Evaluation on the paper's benchmarks: ``sg-rlhf eval``."""

@@ -1,4 +1,4 @@
-"""The command line of ``python -m eval.run``: options, help, and checks that need no file."""
+"""The command line of ``sg-rlhf eval``: options, help, and checks that need no file."""
 
 from __future__ import annotations
 
@@ -35,41 +35,32 @@ one again.
 EXAMPLES = """\
 examples:
   list the suites and their benchmarks
-    python -m eval.run --list
+    sg-rlhf eval --list
   the newest finished run on Knights & Knaves, all harnesses
-    python -m eval.run --suite kk
+    sg-rlhf eval --suite kk
   another checkpoint, and a folder for its results
-    python -m eval.run --suite kk --model runs/kk/checkpoints/final --out out/kk
+    sg-rlhf eval --suite kk --model runs/kk/checkpoints/final --out out/kk
   only the sampled mathematics benchmarks, on 8 GPUs with one engine each
-    python -m eval.run --suite math --only aime,amc --model M --out out/math --replicas 8
+    sg-rlhf eval --suite math --only aime,amc --model M --out out/math --replicas 8
   AIME 2025 with 64 responses per problem: avg@64, bayes@64, and pass@k from the same responses
-    python -m eval.run --suite math --only aime25 --samples 64 --k 1,8,64 --model M --out out/aime25
+    sg-rlhf eval --suite math --only aime25 --samples 64 --k 1,8,64 --model M --out out/aime25
   a thinking model with its own chat template and sampling settings
-    python -m eval.run --suite math --only aime25 --chat-template --temperature 0.6 --top-p 0.95 \\
+    sg-rlhf eval --suite math --only aime25 --chat-template --temperature 0.6 --top-p 0.95 \\
       --max-tokens 32768 --model Qwen/Qwen3-4B --out out/qwen3
   a quick look at five questions per benchmark, from local files
-    python -m eval.run --suite math --limit 5 --data-dir data/math --model M --out out/look
+    sg-rlhf eval --suite math --limit 5 --data-dir data/math --model M --out out/look
   search questions, with an index that is served during the run
-    python -m eval.run --suite qa --index indexes/e5 --data-dir data/qa --model M --out out/qa
+    sg-rlhf eval --suite qa --index indexes/e5 --data-dir data/qa --model M --out out/qa
   grade stored responses again with another rule; no model is loaded
-    python -m eval.run --suite math --rescore out/math --grader deepscaler --out out/rescored
+    sg-rlhf eval --suite math --rescore out/math --grader deepscaler --out out/rescored
   your own rows with the reward of your training
-    python -m eval.run --data my/test.jsonl --reward my_reward.py --model M --out out/mine
+    sg-rlhf eval --data my/test.jsonl --reward my_reward.py --model M --out out/mine
   compare two finished runs question by question
-    python -m eval.run --compare out/grpo out/grpo_sg --out out/compared
+    sg-rlhf eval --compare out/grpo out/grpo_sg --out out/compared
   a server, through its chat endpoint
-    python -m eval.run --suite math --engine openai --base-url http://localhost:8000/v1 \\
+    sg-rlhf eval --suite math --engine openai --base-url http://localhost:8000/v1 \\
       --chat-template --model M --out out/served
 """
-
-#: The command in a checkout. An installed package has `sg-rlhf eval` instead.
-_IN_CHECKOUT = "python -m eval.run"
-
-
-def with_command(text: str) -> str:
-    """The text with the name under which the command works here."""
-    in_checkout = (Path(__file__).parents[2] / "eval" / "run.py").is_file()
-    return text if in_checkout else text.replace(_IN_CHECKOUT, "sg-rlhf eval")
 
 
 @dataclass(frozen=True)
@@ -123,9 +114,9 @@ def parse_arguments(argv: Sequence[str]) -> CommandLine:
     if ":" in requested:
         known[requested] = suites.suite_at(requested)
     parser = OneLineParser(
-        prog=with_command(_IN_CHECKOUT),
-        description=with_command(DESCRIPTION),
-        epilog=with_command(EXAMPLES),
+        prog="sg-rlhf eval",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
         allow_abbrev=False,
     )
     _add_questions(parser.add_argument, ", ".join(known))
@@ -333,7 +324,7 @@ def find_suite(line: CommandLine) -> Suite:
     """
     args = line.args
     if args.suite is None:
-        raise EvalError("--suite is missing; python -m eval.run --help shows examples")
+        raise EvalError("--suite is missing; sg-rlhf eval --help shows examples")
     suite = line.suites.get(args.suite)
     if suite is None:
         raise EvalError(

@@ -60,9 +60,9 @@ def fill_in(args: argparse.Namespace, suite: Suite, benchmarks: Sequence[Benchma
 def _no_model(domain: str | None) -> str:
     if domain is None:
         return "--model"
-    command = "python -m sg_rlhf.train --config RECIPE"
+    command = "sg-rlhf train --config RECIPE"
     if domain in registry.DOMAINS:
-        command = f"python -m sg_rlhf.run {domain}"
+        command = f"sg-rlhf run {domain}"
     return (
         f"a model: no finished run of {domain} under {training_runs.RUNS}/; train one first "
         f"(`{command}`), or give --model M"

@@ -1,4 +1,4 @@
-"""Stored responses graded again: ``python -m eval.run --rescore DIR``.
+"""Stored responses graded again: ``sg-rlhf eval --rescore DIR``.
 
 No model is loaded and nothing is sampled. The stored responses and reference answers are graded by
 the graders of today's code and of `--grader`, into a folder of its own.

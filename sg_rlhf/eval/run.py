@@ -1,4 +1,4 @@
-"""Evaluate a model: ``python -m eval.run --suite NAME [--model M] [--out DIR]``.
+"""Evaluate a model: ``sg-rlhf eval --suite NAME [--model M] [--out DIR]``.
 
 `evaluate` is the whole run: load the questions and the model, start the engine, generate and grade
 the responses that are not stored yet, and write the report.
@@ -30,7 +30,6 @@ from sg_rlhf.eval.command_line import (
     names_in,
     parse_arguments,
     sampling_options,
-    with_command,
 )
 from sg_rlhf.eval.engines.base import Engine, EngineOptions
 from sg_rlhf.eval.engines.start import set_environment, start
@@ -76,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with best_effort_output():
             return evaluate(line.args, suite, benchmarks, console)
     except (EvalError, OSError) as error:
-        said = as_typed(with_command(redact_text(" ".join(str(error).split()))))
+        said = as_typed(redact_text(" ".join(str(error).split())))
         print(f"error: {said}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

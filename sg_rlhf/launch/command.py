@@ -22,20 +22,20 @@ from sg_rlhf.plan.of_recipe import fitted
 EXAMPLES = """\
 examples:
   SLURM, one machine of eight GPUs
-    python -m sg_rlhf.launch sbatch --config configs/kk/grpo_sg_qwen2.5-3b-instruct.yaml \\
+    sg-rlhf launch sbatch --config configs/kk/grpo_sg_qwen2.5-3b-instruct.yaml \\
         --partition gpu --time 12:00:00 > job.sbatch
   KubeRay, two machines
-    python -m sg_rlhf.launch kuberay --config configs/kk/grpo_sg_qwen2.5-3b-instruct.yaml \\
+    sg-rlhf launch kuberay --config configs/kk/grpo_sg_qwen2.5-3b-instruct.yaml \\
         --hardware 2x8x80gb > job.yaml
   SkyPilot, with another learning rate
-    python -m sg_rlhf.launch skypilot --config configs/kk/grpo_sg_qwen2.5-3b-instruct.yaml \\
+    sg-rlhf launch skypilot --config configs/kk/grpo_sg_qwen2.5-3b-instruct.yaml \\
         actor.adam.lr=2e-6 > job.yaml
 """
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     """Parse the command line."""
-    parser = OneLineParser(prog="python -m sg_rlhf.launch", description=__doc__, epilog=EXAMPLES)
+    parser = OneLineParser(prog="sg-rlhf launch", description=__doc__, epilog=EXAMPLES)
     launch_options.add_arguments(parser)
     builtin_recipes.add_arguments(parser, required=True)
     parser.add_argument(

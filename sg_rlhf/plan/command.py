@@ -22,12 +22,12 @@ from sg_rlhf.plan.time import DEFAULT
 EXAMPLES = """\
 examples:
   a recipe on this machine, or on the one it is for
-    python -m sg_rlhf.plan --config configs/kk/grpo_qwen2.5-3b-instruct.yaml
+    sg-rlhf plan --config configs/kk/grpo_qwen2.5-3b-instruct.yaml
   the same on eight GPUs of 40 GB, with shorter responses
-    python -m sg_rlhf.plan --config configs/kk/grpo_qwen2.5-3b-instruct.yaml \\
+    sg-rlhf plan --config configs/kk/grpo_qwen2.5-3b-instruct.yaml \\
         --hardware 8x40gb data.max_len=3072 rollout.max_new_tokens=2048
   as JSON for a script: exit status 0 if it fits, 1 if not
-    python -m sg_rlhf.plan --config configs/math/grpo_dsr_qwen2.5-7b.yaml --json
+    sg-rlhf plan --config configs/math/grpo_dsr_qwen2.5-7b.yaml --json
 
 hardware: cpu, or [NODESx]COUNTx and a size (24gb, 40gb, 80gb) or a type (h100, h200, l40s, ...):
 8x80gb, 2x8xh100, 4xl40s. The recipe then has the settings of this hardware. All figures are
@@ -38,7 +38,7 @@ estimates; docs/gpu.md has the formulas' sources and what was checked.
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     """The command line, with the teaching help; flags and overrides in any order."""
     parser = OneLineParser(
-        prog="python -m sg_rlhf.plan",
+        prog="sg-rlhf plan",
         description=__doc__,
         epilog=EXAMPLES,
     )
@@ -86,7 +86,7 @@ def main(argv: list[str] | None = None) -> int:
         )
     print(strict_json.dumps(plan.as_json()) if arguments.json else "\n".join(plan.lines()))
     for line in problems(config):
-        print(f"sg_rlhf.plan: train refuses this recipe: {line}", file=sys.stderr)
+        print(f"sg-rlhf plan: train refuses this recipe: {line}", file=sys.stderr)
     return 0 if plan.memory.fits else 1
 
 
@@ -100,5 +100,5 @@ def _rollouts(config: Config) -> int | None:
 
 
 def _fail(message: str) -> int:
-    print(f"sg_rlhf.plan: {' '.join(message.split())}", file=sys.stderr)
+    print(f"sg-rlhf plan: {' '.join(message.split())}", file=sys.stderr)
     return 2

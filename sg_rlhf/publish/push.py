@@ -18,18 +18,18 @@ from sg_rlhf.run_dir.final_model import final_checkpoint
 EXAMPLES = """\
 examples:
   write the card and look at it first
-    python -m sg_rlhf.publish.push runs/a --card-only
+    sg-rlhf push runs/a --card-only
   upload model and card to a private repository
-    python -m sg_rlhf.publish.push runs/a --repo me/qwen-kk --private
+    sg-rlhf push runs/a --repo me/qwen-kk --private
   with the scores of an evaluation of this model (sg-rlhf eval --out out/math)
-    python -m sg_rlhf.publish.push runs/a --repo me/qwen-math --results out/math
+    sg-rlhf push runs/a --repo me/qwen-math --results out/math
 """
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     parser = OneLineParser(
-        prog="python -m sg_rlhf.publish.push",
+        prog="sg-rlhf push",
         description=__doc__,
         epilog=EXAMPLES,
     )
@@ -94,7 +94,7 @@ def _upload(folder: Path, arguments: argparse.Namespace) -> int:
 
 
 def _fail(message: str, status: int) -> int:
-    print(f"sg_rlhf.publish.push: {message}", file=sys.stderr)
+    print(f"sg-rlhf push: {message}", file=sys.stderr)
     return status
 
 

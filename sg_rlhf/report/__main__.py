@@ -18,13 +18,13 @@ from sg_rlhf.report.runs import RunError
 EXAMPLES = """\
 examples:
   a run, finished or still training: writes runs/a/report.html
-    python -m sg_rlhf.report runs/a
+    sg-rlhf report runs/a
   two algorithms, three seeds each
-    python -m sg_rlhf.report runs/grpo_sg_s* runs/grpo_s? --out comparison.html
+    sg-rlhf report runs/grpo_sg_s* runs/grpo_s? --out comparison.html
   watch a run, from its start; on another machine: ssh -L 8002:127.0.0.1:8002 MACHINE
-    python -m sg_rlhf.report --follow runs/a
+    sg-rlhf report --follow runs/a
   the figures for a paper, as PNG and SVG
-    python -m sg_rlhf.report runs/grpo_sg_s* runs/grpo_s? --figures figures/
+    sg-rlhf report runs/grpo_sg_s* runs/grpo_s? --figures figures/
 
 docs/metrics.md says how to read the page.
 """
@@ -37,7 +37,7 @@ FORMATS = ("png", "svg", "pdf")
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     """The command line, with the teaching help."""
     parser = OneLineParser(
-        prog="python -m sg_rlhf.report",
+        prog="sg-rlhf report",
         description=__doc__,
         epilog=EXAMPLES,
     )
@@ -140,7 +140,7 @@ def _follow(arguments: argparse.Namespace) -> int:
 
 
 def _fail(message: str) -> int:
-    print(f"sg_rlhf.report: {' '.join(message.split())}", file=sys.stderr)
+    print(f"sg-rlhf report: {' '.join(message.split())}", file=sys.stderr)
     return 2
 
 

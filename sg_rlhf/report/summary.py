@@ -168,7 +168,7 @@ def text(run_dir: Path) -> str:
 def main(argv: list[str] | None = None) -> int:
     """Exit status 0, or 2 if the directory holds no run."""
     parser = argparse.ArgumentParser(
-        prog="python -m sg_rlhf.report.summary",
+        prog="sg-rlhf summary",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

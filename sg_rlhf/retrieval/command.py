@@ -12,9 +12,7 @@ from sg_rlhf.common.argument_types import OneLineParser, parse_int, quoted
 
 def parser(name: str, description: str, epilog: str) -> argparse.ArgumentParser:
     """A parser that takes no abbreviated options."""
-    return OneLineParser(
-        prog=f"python -m {name}", description=description, epilog=epilog, allow_abbrev=False
-    )
+    return OneLineParser(prog=name, description=description, epilog=epilog, allow_abbrev=False)
 
 
 def setting(text: str) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""Build a retrieval index: `python -m sg_rlhf.retrieval.index --corpus FILE --encoder E --out DIR`.
+"""Build a retrieval index: `sg-rlhf index --corpus FILE --encoder E --out DIR`.
 
 Everything is written to `DIR.partial` and renamed at the end. A dense build that was killed
 continues where it stopped (`dense_build`).
@@ -35,13 +35,13 @@ LOCK = "lock"
 VECTORS = "vectors_"
 #: The files and folders of an index, without its manifest.
 INDEX = (manifest.BM25, manifest.FAISS, manifest.OFFSETS)
-PROG = "sg_rlhf.retrieval.index"
+PROG = "sg-rlhf index"
 EPILOG = """\
 examples:
-  python -m sg_rlhf.retrieval.index --corpus corpus.jsonl --encoder bm25 --out indexes/bm25
-  python -m sg_rlhf.retrieval.index --corpus wiki-18.jsonl --encoder intfloat/e5-base-v2 \\
+  sg-rlhf index --corpus corpus.jsonl --encoder bm25 --out indexes/bm25
+  sg-rlhf index --corpus wiki-18.jsonl --encoder intfloat/e5-base-v2 \\
       --out indexes/e5_flat
-  python -m sg_rlhf.retrieval.index --corpus wiki-18.jsonl --encoder intfloat/e5-base-v2 \\
+  sg-rlhf index --corpus wiki-18.jsonl --encoder intfloat/e5-base-v2 \\
       --factory "IVF16384,SQ8" --out indexes/e5_ivf
 
 --factory is faiss's index_factory string, for example:

@@ -93,7 +93,7 @@ def read(folder: Path, *, every_byte: bool = False) -> dict[str, Any]:
             as it was built.
     """
     if not folder.is_dir():
-        raise ValueError(f"--index {folder}: no such folder (make it: python -m {MADE_BY})")
+        raise ValueError(f"--index {folder}: no such folder (make it: sg-rlhf index)")
     path = folder / NAME
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))

@@ -76,7 +76,7 @@ def open_index(
     device: str | None = None,
     options: DenseOptions | None = None,
 ) -> Retriever:
-    """Open a folder made by `python -m sg_rlhf.retrieval.index`.
+    """Open a folder made by `sg-rlhf index`.
 
     Args:
         corpus, encoder: where they are now, if they moved.

@@ -1,4 +1,4 @@
-"""Serve an index over HTTP: `python -m sg_rlhf.retrieval.server --index DIR`."""
+"""Serve an index over HTTP: `sg-rlhf serve --index DIR`."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from sg_rlhf.retrieval.app import create_app
 from sg_rlhf.retrieval.limits import Limits
 from sg_rlhf.retrieval.search import DenseOptions, Retriever, open_faiss, open_index
 
-PROG = "sg_rlhf.retrieval.server"
+PROG = "sg-rlhf serve"
 EPILOG = """\
 examples:
-  python -m sg_rlhf.retrieval.server --index indexes/bm25
-  python -m sg_rlhf.retrieval.server --faiss-index e5_Flat.index --corpus wiki-18.jsonl \\
+  sg-rlhf serve --index indexes/bm25
+  sg-rlhf serve --faiss-index e5_Flat.index --corpus wiki-18.jsonl \\
       --encoder intfloat/e5-base-v2
 
   curl -s 127.0.0.1:8000/retrieve -H 'content-type: application/json' \\
@@ -45,7 +45,7 @@ KEEP_ALIVE = 75
 MAY_BE_0 = ("max_wait_ms", "cache_size")
 REMOVED = {
     "--cache-mb": "--cache-size limits the cache",
-    "--verify": "python -m sg_rlhf.retrieval.verify does it",
+    "--verify": "sg-rlhf verify-index does it",
     "--replicas": "a server has one process: start several behind a load balancer",
 }
 
@@ -132,7 +132,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = command.parser(PROG, "Serve a search index over HTTP.", EPILOG)
     what = parser.add_argument_group("index").add_argument
     what("--index", type=path, metavar="DIR",
-        help="index folder, made by python -m sg_rlhf.retrieval.index")  # fmt: skip
+        help="index folder, made by sg-rlhf index")  # fmt: skip
     what("--faiss-index", type=path, metavar="FILE",
         help="faiss file instead of --index, such as Search-R1's e5_Flat.index")  # fmt: skip
     what("--corpus", type=path, metavar="FILE",

@@ -1,4 +1,4 @@
-"""Check every byte of an index: `python -m sg_rlhf.retrieval.verify --index DIR`."""
+"""Check every byte of an index: `sg-rlhf verify-index --index DIR`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 from sg_rlhf.common.argument_types import path
 from sg_rlhf.retrieval import command, manifest
 
-PROG = "sg_rlhf.retrieval.verify"
+PROG = "sg-rlhf verify-index"
 EPILOG = """\
 examples:
-  python -m sg_rlhf.retrieval.verify --index indexes/e5_flat
-  python -m sg_rlhf.retrieval.verify --index indexes/e5_flat --corpus /elsewhere/wiki-18.jsonl
+  sg-rlhf verify-index --index indexes/e5_flat
+  sg-rlhf verify-index --index indexes/e5_flat --corpus /elsewhere/wiki-18.jsonl
 
 Exit status 0: index and corpus are as they were built. 2: they are not; one line names the first
 difference.

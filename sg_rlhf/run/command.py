@@ -29,13 +29,13 @@ from sg_rlhf.tasks.search.retriever import retriever_process
 EXAMPLES = """\
 examples:
   the recipe for this machine
-    python -m sg_rlhf.run kk
+    sg-rlhf run kk
   GRPO on a pretrained language model, without a GPU in 10 to 20 minutes
-    python -m sg_rlhf.run arithmetic
+    sg-rlhf run arithmetic
   another algorithm and learning rate
-    python -m sg_rlhf.run kk --algorithm lopti actor.adam.lr=1e-4
+    sg-rlhf run kk --algorithm lopti actor.adam.lr=1e-4
   see what two nodes of eight GPUs would run
-    python -m sg_rlhf.run math --hardware 2x8x80gb --dry-run
+    sg-rlhf run math --hardware 2x8x80gb --dry-run
 
 environment variables, which the options override
   SG_HARDWARE, SG_CONFIG, SG_RUN_DIR   as --hardware, --config, --run-dir
@@ -57,7 +57,7 @@ _OTHER_RETRIEVER = "; SG_PORT chooses another port, SG_RETRIEVER_URL a running r
 def parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """The options, and what goes to the training command."""
     parser = OneLineParser(
-        prog="python -m sg_rlhf.run",
+        prog="sg-rlhf run",
         description=__doc__,
         epilog=EXAMPLES,
         allow_abbrev=False,
@@ -182,9 +182,7 @@ def _retriever(request: Request, chosen: Choice) -> list[str]:
     given = request.variables
     url, index = given.get("SG_RETRIEVER_URL"), given.get("SG_INDEX")
     if not url and index and not Path(index).is_dir():
-        raise ChoiceError(
-            f"SG_INDEX={index}: no such folder; build it with python -m sg_rlhf.retrieval.index"
-        )
+        raise ChoiceError(f"SG_INDEX={index}: no such folder; build it with sg-rlhf index")
     if chosen.on_gpus and not (given.get("SG_QA_FILES") or given.get("SG_QA_REVISION")):
         raise ChoiceError(
             'name the questions: SG_QA_FILES="FILE ...", or SG_QA_REVISION=COMMIT of the '

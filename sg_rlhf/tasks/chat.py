@@ -72,7 +72,7 @@ def check_format(prompt: str, tokenizer: Any) -> None:
             f"the prompts are written in {form.name}'s form, and the model's tokenizer has no "
             f"token {form.start}: write them through the model's own chat template: rows of "
             "messages with data.apply_chat_template=true; for Knights & Knaves, "
-            "`python -m sg_rlhf.data kk --chat-template MODEL`"
+            "`sg-rlhf data kk --chat-template MODEL`"
         )
 
 

@@ -80,7 +80,7 @@ class HubFile:
 
 @dataclass(frozen=True)
 class DataSource(Generic[Row]):
-    """A domain's part of `python -m sg_rlhf.data NAME`.
+    """A domain's part of `sg-rlhf data NAME`.
 
     Attributes:
         description: of `--help`; begins with what the command does and shows examples.

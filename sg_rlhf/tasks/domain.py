@@ -38,12 +38,12 @@ class Domain:
         graders: other graders by name: `domain:NAME/GRADER`.
         prompt_end: text near the prompt's end that a tokenizer round trip keeps; the reward finds
             the response behind it (`reward.response_of`).
-        data: `python -m sg_rlhf.data NAME`.
+        data: `sg-rlhf data NAME`.
         settings: of the recipe's section `sg.NAME`, for a domain that has one.
         check: called with these settings before Ray starts; a `ValueError` says in one line what a
             run needs and does not find.
-        suite: `python -m eval.run --suite ...`.
-        tiny: what `python -m sg_rlhf.tiny.build --domain NAME` trains on.
+        suite: `sg-rlhf eval --suite ...`.
+        tiny: what `sg-rlhf tiny --domain NAME` trains on.
         environment: of a domain of several turns; a class, made with the domain's settings. A
             recipe names it as `train.agent_func_path: domain:NAME`. None: one response per prompt.
         source_titles: pattern of a row's `datasource` -> its name in figures, with the pattern's

@@ -4,7 +4,7 @@ A benchmark is a set of questions under one setting. Where a data set is scored 
 settings (Knights & Knaves), each is a benchmark of its own: responses made under one setting are
 never graded as if they had been made under another.
 
-`python -m eval.run` calls `check` and `prepare`, generates and grades the responses, and writes the
+`sg-rlhf eval` calls `check` and `prepare`, generates and grades the responses, and writes the
 report, to which `statistics` and `tables` add. Most suites need none of these methods: their
 benchmarks are all that they are.
 """

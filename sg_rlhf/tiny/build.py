@@ -3,7 +3,7 @@
 Machines without a GPU train it through the whole pipeline. The package contains one for each of its
 domains (`shipped`). This command builds it again, or one for another domain:
 
-    python -m sg_rlhf.tiny.build --out DIR [--domain kk|math|search|package.module:NAME]
+    sg-rlhf tiny --out DIR [--domain kk|math|search|package.module:NAME]
 
 What it learns is the domain's own file `tiny.py` (`Domain.tiny`).
 
@@ -213,7 +213,7 @@ def check(folder: Path) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status (0, or 2 for bad input)."""
-    parser = OneLineParser(prog="python -m sg_rlhf.tiny.build", description=__doc__)
+    parser = OneLineParser(prog="sg-rlhf tiny", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--domain", metavar="NAME", default="kk", help="what it learns [kk]")
     parser.add_argument("--seed", type=non_negative_int, default=0, help="weights and data [0]")
@@ -223,7 +223,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         domain = find(args.domain)
     except ValueError as error:
-        print(f"tiny_model: --domain: {error}", file=sys.stderr)
+        print(f"sg-rlhf tiny: --domain: {error}", file=sys.stderr)
         return 2
     recipe = domain.recipe
     if args.steps is not None:
@@ -233,7 +233,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         manifest = build(domain, args.out, recipe, args.seed)
     except (ValueError, OSError) as error:
-        print(f"tiny_model: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"sg-rlhf tiny: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     sampled, greedy = manifest["sampled_at_0.7"], manifest["greedy"]
     print(

@@ -22,21 +22,21 @@ from sg_rlhf.weights.plot import check_curve, curve, plot
 EXAMPLES = """\
 examples:
   the published constants, in the product form that is the default here
-    python -m sg_rlhf.weights
+    sg-rlhf weights
   Eq. 19 as it is printed: every weight is 1, so it is plain GRPO
-    python -m sg_rlhf.weights sg.weighting.form=quotient
+    sg-rlhf weights sg.weighting.form=quotient
   the weighting of a recipe, as JSON for a script
-    python -m sg_rlhf.weights --algorithm grpo_sg --json
+    sg-rlhf weights --algorithm grpo_sg --json
   an algorithm on top of a recipe
-    python -m sg_rlhf.weights --config configs/kk/grpo_tiny_cpu.yaml \\
+    sg-rlhf weights --config configs/kk/grpo_tiny_cpu.yaml \\
         --config configs/algorithms/reverse.yaml
   a narrower range that leaves no dead zone, with a picture
-    python -m sg_rlhf.weights sg.weighting.upper=1.2 --plot weights.png
+    sg-rlhf weights sg.weighting.upper=1.2 --plot weights.png
   the dead zone under another clip
-    python -m sg_rlhf.weights actor.eps_clip_low_high=[0.2,0.28]
+    sg-rlhf weights actor.eps_clip_low_high=[0.2,0.28]
 
-  another weighting with a parameter of its own; python -m sg_rlhf.train --help lists them
-    python -m sg_rlhf.weights "sg.weighting={type: power, exponent: 3}"
+  another weighting with a parameter of its own; sg-rlhf train --help lists them
+    sg-rlhf weights "sg.weighting={type: power, exponent: 3}"
 
 keys: actor.policy_loss_type, sg.weighting, its parameters sg.weighting.tau, sg.weighting.upper and
 so on, and any other key of a recipe. Without a recipe the loss is weighted_ppo and the PPO clip,
@@ -59,7 +59,7 @@ TABLE_P = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     """The command line, with its long help; flags and overrides in any order."""
     parser = OneLineParser(
-        prog="python -m sg_rlhf.weights",
+        prog="sg-rlhf weights",
         description=__doc__,
         epilog=EXAMPLES,
     )
@@ -136,7 +136,7 @@ def notes(rule: RecipeLoss, report: dict[str, Any]) -> list[str]:
         scale = "" if abs(report["min"] - 1) < 1e-6 else " at another scale"
         found.append(
             f"constant: every token gets the same weight, so this is plain {plain}{scale}; "
-            f"sg_rlhf.train refuses it unless sg.weighting.allow_constant=true"
+            f"sg-rlhf train refuses it unless sg.weighting.allow_constant=true"
         )
     if not rule.is_curve():
         found.append(
@@ -224,5 +224,5 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _fail(message: str) -> int:
-    print(f"sg_rlhf.weights: {' '.join(message.split())}", file=sys.stderr)
+    print(f"sg-rlhf weights: {' '.join(message.split())}", file=sys.stderr)
     return 2

@@ -122,7 +122,6 @@ def test_it_works_in_an_empty_environment(
     recipe = "configs/kk/grpo_sg_tiny_cpu.yaml"
     assert '"upper": 1.2' in checked(command, "weights", "--config", recipe, "--json", cwd=tmp_path)
     assert "--suite kk: Knights & Knaves" in checked(command, "eval", "--list", cwd=tmp_path)
-    assert "_python_argcomplete" in checked(command, "completion", "zsh", cwd=tmp_path)
     checked(
         command, "data", "kk", "--out", "data", "--generate", "people=2-3", "per_size=20",
         "test_per_size=4", cwd=tmp_path,

@@ -43,6 +43,7 @@ needs_real_data = pytest.mark.skipif(
 
 
 MAIN = {"index": index.main, "server": server.main}
+NAME = {"index": "index", "server": "serve"}
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ def refused(capsys: pytest.CaptureFixture[str], module: str, *arguments: object)
     captured = capsys.readouterr()
     assert status == 2
     error = captured.err.strip().splitlines()[-1]
-    assert f"sg_rlhf.retrieval.{module}: " in error
+    assert f"sg-rlhf {NAME[module]}: " in error
     assert captured.out == ""
     return error
 
@@ -205,7 +206,7 @@ def test_a_taken_port_is_one_line(files: Files, capfd: pytest.CaptureFixture[str
 def test_help_has_examples(module: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         MAIN[module](["--help"])
-    assert f"python -m sg_rlhf.retrieval.{module} --" in capsys.readouterr().out
+    assert f"sg-rlhf {NAME[module]} --" in capsys.readouterr().out
 
 
 #: All but the line that ends it.

@@ -224,5 +224,5 @@ def test_a_run_without_a_retriever_does_not_start(
     assert main(training(tmp_path / "run", world, url)[3:]) == 2
     last = capsys.readouterr().err.strip().splitlines()[-1]
     assert last.startswith(f"error: retriever {url}: no connection")
-    assert "python -m sg_rlhf.retrieval.server" in last
+    assert "sg-rlhf serve" in last
     assert not (tmp_path / "run").exists()

@@ -69,7 +69,7 @@ def test_generate_writes_checked_jsonl_and_a_manifest(tmp_path, capsys):
         assert entry["rows"] == len(lines(out / name))
 
     report = capsys.readouterr().out
-    for text in ("2         12        4", "duplicates", str(out / "train.jsonl"), "sg_rlhf.train"):
+    for text in ("2         12        4", "duplicates", str(out / "train.jsonl"), "sg-rlhf train"):
         assert text in report
     assert manifest["files"]["train.jsonl"]["sha256"][:12] in report
 
@@ -282,7 +282,7 @@ def test_as_a_module_in_a_process_of_its_own(tmp_path):
     failed = run("kk", "--out", str(tmp_path / "kk"), "--parquet", "absent.parquet")
     assert (failed.returncode, failed.stdout) == (2, "")
     assert failed.stderr == (
-        "sg_rlhf.data: absent.parquet: no such file, "
+        "sg-rlhf data: absent.parquet: no such file, "
         "expected a Logic-RL parquet or K&K jsonl file, one of the sources puzzles, "
         "or hub:OWNER/NAME:FILE\n"
     )

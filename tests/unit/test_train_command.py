@@ -323,7 +323,7 @@ def test_a_wrong_flag_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
         launch(["slurm", "--config", "x.yaml"])
     assert stopped.value.code == 2
     said = capsys.readouterr().err
-    assert said.startswith("sg_rlhf.launch: argument kind: invalid choice: 'slurm'")
+    assert said.startswith("sg-rlhf launch: argument kind: invalid choice: 'slurm'")
     assert said.count("\n") == 1
 
 

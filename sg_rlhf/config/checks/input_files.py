@@ -256,7 +256,7 @@ def local_prompts(key: str, name: str) -> Path | None:
                     "absolute path"
                 )
             made = path.parts[0] == "data"  # where the recipes have what the data command makes
-            hint = "; make it with `python -m sg_rlhf.data`" if made else f" (in {Path.cwd()})"
+            hint = "; make it with `sg-rlhf data`" if made else f" (in {Path.cwd()})"
             raise MissingFile(f"{key}={name}: no such file{hint}")
         return path
     if path.is_dir():

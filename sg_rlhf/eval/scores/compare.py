@@ -1,6 +1,6 @@
 """Two finished evaluations of the same questions, compared question by question.
 
-``python -m eval.run --compare A B`` reads the folders' `run.json` and `samples.jsonl`, never the
+``sg-rlhf eval --compare A B`` reads the folders' `run.json` and `samples.jsonl`, never the
 models. It refuses folders with different questions or settings.
 """
 

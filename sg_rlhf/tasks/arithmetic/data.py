@@ -18,9 +18,9 @@ A fifth of the sums is held out for test.jsonl. Training rows and shown examples
 
 examples:
   # data of configs/arithmetic/grpo_smollm2-135m_cpu.yaml
-  python -m sg_rlhf.data arithmetic --out data/arithmetic
+  sg-rlhf data arithmetic --out data/arithmetic
   # harder: two numbers up to 99, without shown examples
-  python -m sg_rlhf.data arithmetic --out data/sums --generate second=99 shown=0
+  sg-rlhf data arithmetic --out data/sums --generate second=99 shown=0
 
 keys of --generate (defaults in brackets):
   count         rows to train on; sums may repeat                      [160]

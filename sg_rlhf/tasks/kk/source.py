@@ -42,16 +42,16 @@ Checks every row: the statements must have exactly one solution, the given one.
 
 examples:
   # the sizes of the published runs: 900 train and 100 test puzzles for each of 3 to 7 people
-  python -m sg_rlhf.data kk --out data/kk --generate people=3-7 per_size=900 seed=0
+  sg-rlhf data kk --out data/kk --generate people=3-7 per_size=900 seed=0
 
   # a small set; 2 people have only 184 different puzzles, so let them return with other names
-  python -m sg_rlhf.data kk --out data/kk_tiny --generate people=2-3 per_size=2000 distinct=names
+  sg-rlhf data kk --out data/kk_tiny --generate people=2-3 per_size=2000 distinct=names
 
   # Logic-RL's own files (each row of the second must be absent from the first)
-  python -m sg_rlhf.data kk --out data/kk --source train.parquet --test-file test.parquet
+  sg-rlhf data kk --out data/kk --source train.parquet --test-file test.parquet
 
   # several files, 10 % of each size held out
-  python -m sg_rlhf.data kk --out data/kk --source 3ppl.parquet 4ppl.parquet --test-fraction 0.1
+  sg-rlhf data kk --out data/kk --source 3ppl.parquet 4ppl.parquet --test-fraction 0.1
 
 sources:
   puzzles  generated, see --generate (the default with it)
@@ -112,7 +112,7 @@ def next_step(out: Path, manifest: Mapping[str, Any]) -> str:
     recipe = "grpo_sg_tiny_cpu.yaml" if own else "grpo_sg_qwen2.5-3b-instruct.yaml"
     of_model = "" if model is None else f"actor.model_name_or_path={shlex.quote(model)} "
     return (
-        f"python -m sg_rlhf.train --config configs/kk/{recipe} "
+        f"sg-rlhf train --config configs/kk/{recipe} "
         f"{of_model}data.prompt_dataset={out / 'train.jsonl'} eval.dataset={out / 'test.jsonl'}"
     )
 

@@ -32,19 +32,19 @@ JSONL.
 
 examples:
   # the paper's two training sets, downloaded at a pinned commit and checked
-  python -m sg_rlhf.data math --out data/math_dsr --source dsr_uniform \\
+  sg-rlhf data math --out data/math_dsr --source dsr_uniform \\
       --eval-dir data/math_eval --download-eval
-  python -m sg_rlhf.data math --out data/math_orz --source orz57k \\
+  sg-rlhf data math --out data/math_orz --source orz57k \\
       --eval-dir data/math_eval --drop-overlap
 
   # no network: a file that is already here
-  python -m sg_rlhf.data math --out data/math_dsr --source deepscaler_uniform_train.parquet
+  sg-rlhf data math --out data/math_dsr --source deepscaler_uniform_train.parquet
 
   # generated arithmetic for a tiny model
-  python -m sg_rlhf.data math --out data/math_tiny --source arithmetic --generate count=2000 seed=0
+  sg-rlhf data math --out data/math_tiny --source arithmetic --generate count=2000 seed=0
 
   # another set on the Hugging Face hub; there is no default commit, so name one
-  python -m sg_rlhf.data math --out data/deepscaler --dedup --test-fraction 0.02 \\
+  sg-rlhf data math --out data/deepscaler --dedup --test-fraction 0.02 \\
       --source hub:agentica-org/DeepScaleR-Preview-Dataset:deepscaler.json --revision COMMIT
 
 sources:
@@ -175,7 +175,7 @@ def next_step(out: Path, manifest: Mapping[str, Any]) -> str:
     held_out = [n for n in ("math500.jsonl", "test.jsonl") if n in rows and rows[n]["rows"]]
     test = f" eval.dataset={out / held_out[0]}" if held_out else ""
     return (
-        f"python -m sg_rlhf.train --config configs/math/{recipe} "
+        f"sg-rlhf train --config configs/math/{recipe} "
         f"data.prompt_dataset={out / 'train.jsonl'}{test}"
     )
 
@@ -204,7 +204,7 @@ DATA = DataSource(
             "const": "paper",
             "choices": ("paper", "all"),
             "help": "download the files that --eval-dir lacks: the paper's sets, or all sets of "
-            "`python -m eval.run --list` (default: none; without a value: paper)",
+            "`sg-rlhf eval --list` (default: none; without a value: paper)",
         },
         "--ngram": {
             "type": positive_int,

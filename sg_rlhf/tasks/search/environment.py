@@ -77,8 +77,7 @@ class SearchEnvironment(Environment):
             await self.client.search("Beijing")
         except RetrieverError as error:
             raise EnvironmentFailed(
-                f"{error}; start it with `python -m sg_rlhf.retrieval.server --index DIR "
-                "--port P` and set sg.search.url"
+                f"{error}; start it with `sg-rlhf serve --index DIR --port P` and set sg.search.url"
             ) from None
 
     async def aclose(self) -> None:

@@ -38,15 +38,15 @@ every row and writes JSONL.
 
 examples:
   # the published runs' training set from the hub; name the commit, there is no default one
-  python -m sg_rlhf.data search --out data/search --source nq_hotpotqa --revision COMMIT
+  sg-rlhf data search --out data/search --source nq_hotpotqa --revision COMMIT
 
   # no network: files that are already here, with a test set of their own
-  python -m sg_rlhf.data search --out data/search --source train.parquet --test-file dev.jsonl
+  sg-rlhf data search --out data/search --source train.parquet --test-file dev.jsonl
 
   # generated: a corpus to index and questions about it, for a tiny model
-  python -m sg_rlhf.data search --out data/search_tiny --source encyclopedia \\
+  sg-rlhf data search --out data/search_tiny --source encyclopedia \\
       --generate people=200 towns=48 seed=0
-  python -m sg_rlhf.retrieval.index --corpus data/search_tiny/corpus.jsonl --encoder bm25 \\
+  sg-rlhf index --corpus data/search_tiny/corpus.jsonl --encoder bm25 \\
       --out data/search_tiny/index
 
 sources:
@@ -98,12 +98,9 @@ def generate(**options: Any) -> tuple[list[Question], list[Question], Mapping[st
 def next_step(out: Path, _manifest: Mapping[str, Any]) -> str:
     """An index of the generated corpus, or training with one of Wikipedia."""
     if (out / CORPUS).is_file():
-        return (
-            f"python -m sg_rlhf.retrieval.index --corpus {out / CORPUS} --encoder bm25 "
-            f"--out {out / 'index'}"
-        )
+        return f"sg-rlhf index --corpus {out / CORPUS} --encoder bm25 --out {out / 'index'}"
     return (
-        "python -m sg_rlhf.train --config configs/search/grpo_sg_qwen2.5-3b.yaml "
+        "sg-rlhf train --config configs/search/grpo_sg_qwen2.5-3b.yaml "
         f"data.prompt_dataset={out / 'train.jsonl'} eval.dataset={out / 'test.jsonl'}"
     )
 

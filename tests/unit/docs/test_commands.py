@@ -16,7 +16,7 @@ import pytest
 
 from sg_rlhf.__main__ import COMMANDS, main_module, split
 from sg_rlhf.config import load_config
-from sg_rlhf.config.shell_completion import _parser_of
+from tests.unit.command_parser import parser_of
 from tests.unit.docs.page import ROOT
 from tests.unit.outside_domains import registered
 
@@ -71,7 +71,7 @@ def parse(module: str, argv: list[str]) -> None:
     load_config(None, [word for word in argv if _OVERRIDE.fullmatch(word)])
     # `measure` takes these out before argparse sees them.
     argv = [word for word in argv if not _OVERRIDE.fullmatch(word)]
-    parser = _parser_of(module, argv)
+    parser = parser_of(module, argv)
     if "--help" not in argv:
         parser.parse_args(argv)
 

@@ -129,7 +129,7 @@ def test_a_recipe_is_judged_on_a_described_machine(capsys: pytest.CaptureFixture
         (["--config", TINY, "actor.adam.rl=1"], "unknown key 'actor.adam.rl'; did you mean"),
         (["actor.adam.lr"], "error: override 'actor.adam.lr': expected key=value"),
         (["--config", TINY, "actor.num_nodes=two"], "actor.num_nodes='two': expected"),
-        (["--jsn"], "sg_rlhf.doctor: unrecognized arguments: --jsn; see --help"),
+        (["--jsn"], "sg-rlhf doctor: unrecognized arguments: --jsn; see --help"),
     ],
 )
 def test_what_is_wrong_is_one_line(

@@ -165,4 +165,4 @@ def test_a_hub_that_refuses_is_one_line(
     hub.refuse = True
     assert main([str(run), "--repo", "me/a"]) == 1
     (line,) = capsys.readouterr().err.strip().splitlines()
-    assert line.startswith("sg_rlhf.publish.push: --repo me/a: ") and "403" in line
+    assert line.startswith("sg-rlhf push: --repo me/a: ") and "403" in line

@@ -174,7 +174,7 @@ def test_verify_reads_the_corpus_whatever_its_time_stamp(
     open_index(index)
     assert verify.main(arguments) == 2
     line = capsys.readouterr().err.splitlines()[-1]
-    assert line.startswith("sg_rlhf.retrieval.verify: ") and str(corpus) in line
+    assert line.startswith("sg-rlhf verify-index: ") and str(corpus) in line
 
 
 def change(index: Path, **entries: object) -> None:

@@ -195,7 +195,7 @@ def test_of_the_index_command(
         ("--faiss-index {corpus} --corpus {corpus} --encoder {encoder}", "not a faiss index"),
         ("--faiss-index /dev/null --corpus {corpus} --encoder {encoder}", "/dev/null: no such"),
         ("--index {index} --search nprobe=9999999", "expected NAME=N, N from 1 to 1048576"),
-        ("--index {index} --verify", "--verify: removed, because python -m sg_rlhf.retrieval.ver"),
+        ("--index {index} --verify", "--verify: removed, because sg-rlhf verify-index"),
     ],
 )  # fmt: skip
 def test_of_the_server(

@@ -134,7 +134,7 @@ def test_bad_arguments_are_one_line(
     out = tmp_path / "index"
     assert run("--corpus", corpus, "--out", out, *arguments) == 2
     error = capsys.readouterr().err.splitlines()[-1]
-    assert error.startswith("sg_rlhf.retrieval.index: ")
+    assert error.startswith("sg-rlhf index: ")
     assert message in error
     assert list(tmp_path.iterdir()) == []
 
@@ -245,7 +245,7 @@ def test_a_factory_that_cannot_be_built(
     few = write_corpus(tmp_path / "few.jsonl", [f"passage {row}" for row in range(100)])
     assert build_dense(few, encoder, tmp_path / "index", "--factory", factory) == 2
     error = capsys.readouterr().err.splitlines()[-1]
-    assert f"sg_rlhf.retrieval.index: --factory {factory}: " in error and reason in error
+    assert f"sg-rlhf index: --factory {factory}: " in error and reason in error
     assert not (tmp_path / "index").exists()
 
 

@@ -129,7 +129,7 @@ def test_a_domain_without_a_data_command(capsys, monkeypatch, tmp_path):
     for name in ("bare", place):
         assert data.main([name, "--out", str(tmp_path / "out")]) == 2
         (line,) = capsys.readouterr().err.splitlines()
-        assert line == f"sg_rlhf.data: {name}: this domain has no data command (Domain.data)"
+        assert line == f"sg-rlhf data: {name}: this domain has no data command (Domain.data)"
     with pytest.raises(SystemExit):
         data.main(["--help"])
     assert "kk" in (listed := capsys.readouterr().out) and "bare" not in listed

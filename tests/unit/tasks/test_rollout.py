@@ -115,7 +115,7 @@ def test_the_remedy_is_one_for_every_domain(prompt):
         chat.check_format(prompt, TOKENIZER)
     remedy, for_kk = str(raised.value).split("; for Knights & Knaves, ")
     assert remedy.endswith("rows of messages with data.apply_chat_template=true")
-    assert for_kk == "`python -m sg_rlhf.data kk --chat-template MODEL`"
+    assert for_kk == "`sg-rlhf data kk --chat-template MODEL`"
 
 
 def test_plain_text_has_no_form():

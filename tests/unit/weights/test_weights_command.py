@@ -356,7 +356,7 @@ def test_a_mistake_is_one_line_and_status_2(capsys, tmp_path, monkeypatch, argum
     assert main(arguments) == 2
     output = capsys.readouterr()
     assert output.out == ""
-    assert output.err.startswith("sg_rlhf.weights: ") and output.err.count("\n") == 1
+    assert output.err.startswith("sg-rlhf weights: ") and output.err.count("\n") == 1
     assert words in output.err
     assert list(tmp_path.iterdir()) == []
 

@@ -257,8 +257,7 @@ def check(settings: SearchSettings, limits: Limits = LIMITS) -> None:
         asyncio.run(ask(settings, "Is anybody there?", limits=limits))
     except RetrieverError as error:
         raise ValueError(
-            f"{error}; start one with `python -m sg_rlhf.retrieval.server --index DIR`, "
-            "or set sg.search.url"
+            f"{error}; start one with `sg-rlhf serve --index DIR`, or set sg.search.url"
         ) from None
 
 

@@ -84,7 +84,7 @@ async def probe(settings: SearchSettings, limits: Limits = LIMITS) -> str:
         found = await ask(settings, *PROBES, limits=limits)
     except RetrieverError as error:
         raise EvalError(
-            f"{error}; start one with `python -m sg_rlhf.retrieval.server --index DIR`, "
+            f"{error}; start one with `sg-rlhf serve --index DIR`, "
             "or give --index DIR, --retriever URL or --no-search"
         ) from None
     best = [[p.title, p.text] for passages in found for p in passages[:1]]

@@ -76,7 +76,7 @@ def draw(
 
 
 def prompt_of(problem: Problem) -> str:
-    """The short prompt, as `python -m sg_rlhf.data search --source encyclopedia` writes it."""
+    """The short prompt, as `sg-rlhf data search --source encyclopedia` writes it."""
     return build_prompt(problem.question.text, "short")
 
 

@@ -228,7 +228,7 @@ def test_a_download_that_the_caches_disk_cannot_hold_is_not_begun(tmp_path: Path
         assert list(disk.iterdir()) == []
     assert result.returncode == 2
     assert result.stderr == (
-        f"sg_rlhf.data: HF_HUB_CACHE {disk / 'hub/hub'}: the download of train.parquet takes "
+        f"sg-rlhf data: HF_HUB_CACHE {disk / 'hub/hub'}: the download of train.parquet takes "
         "2.1 MB of disk, 1.05 MB are free (--skip-room-check skips this check)\n"
     )
     assert {method for method, path in asked if "/resolve/" in path} == {"HEAD"}
