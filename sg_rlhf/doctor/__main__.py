@@ -1,4 +1,4 @@
-"""The command as a module: ``python -m sg_rlhf.doctor``; without the packages, the preflight."""
+"""``python3 -m sg_rlhf.doctor``: `sg-rlhf doctor`; without the packages, the preflight."""
 
 import sys
 
@@ -7,9 +7,11 @@ def main() -> int:
     """Run the doctor, or the preflight if a package is missing or Python is too old."""
     try:
         from sg_rlhf.doctor import command
-    except (ImportError, SyntaxError) as error:
-        if sys.argv[1:] or str(getattr(error, "name", "")).startswith("sg_rlhf"):
-            raise
+    except (ImportError, SyntaxError):
+        if sys.argv[1:]:
+            from sg_rlhf.__main__ import main as run_command
+
+            return run_command(["doctor", *sys.argv[1:]])
         from sg_rlhf.doctor import preflight
 
         return preflight.main()

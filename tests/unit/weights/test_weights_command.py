@@ -293,7 +293,7 @@ def test_the_table_explains_the_dead_zone(capsys):
 
 
 def test_the_table_explains_the_other_cases(capsys):
-    assert "plain GRPO; sg_rlhf.train refuses it unless sg.weighting.allow_constant=true" in text(
+    assert "plain GRPO; sg-rlhf train refuses it unless sg.weighting.allow_constant=true" in text(
         capsys, "sg.weighting.form=quotient"
     )
     assert "plain GRPO at another scale" in text(
