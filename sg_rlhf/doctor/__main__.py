@@ -7,11 +7,13 @@ def main() -> int:
     """Run the doctor, or the preflight if a package is missing or Python is too old."""
     try:
         from sg_rlhf.doctor import command
-    except (ImportError, SyntaxError):
+    except (ImportError, SyntaxError) as error:
         if sys.argv[1:]:
-            from sg_rlhf.__main__ import main as run_command
+            from sg_rlhf.common.environment import with_packages
 
-            return run_command(["doctor", *sys.argv[1:]])
+            remedy = with_packages(["-m", "sg_rlhf", "doctor", *sys.argv[1:]])
+            print(f"error: {' '.join(str(error).split())}; {remedy}", file=sys.stderr)
+            return 2
         from sg_rlhf.doctor import preflight
 
         return preflight.main()
