@@ -125,9 +125,8 @@ class SearchSuite(Suite):
             section = (args.run_settings.get("sg") or {}).get("search") or {}
             url = section.get("url") or SearchSettings().url
             try:
-                asyncio.run(
-                    retriever_process.probe(settings_of(args, url), replace(LIMITS, retries=0))
-                )
+                once = replace(LIMITS, retries=0)
+                asyncio.run(retriever_process.probe(settings_of(args, url), once))
             except EvalError as error:
                 found.append(f"a search engine: {error}")
             else:
