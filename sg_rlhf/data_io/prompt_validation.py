@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sg_rlhf.common.text import truncate
-from sg_rlhf.data_io.prompt_rows import PromptSchema, is_number, value_of
+from sg_rlhf.data_io.prompt_rows import PromptSchema, is_number, rows_of, value_of
 from sg_rlhf.data_io.records import DataError
 
 #: Field names of TRL, verl and OpenRLHF, for the message about a missing field.
@@ -121,15 +121,34 @@ def _digest(*values: Any) -> bytes:
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=12).digest()
 
 
+def read_prompts(
+    name: str, split: str, fields: PromptSchema, seen: PromptIndex | None = None
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Read and check prompts, for the check before a run and for the run itself.
+
+    Args:
+        name: a file, a folder or an id of a hub, as in a recipe.
+        split: its part; a file has one part.
+        fields: what a row must have.
+        seen: the index that the rows are added to.
+
+    Yields:
+        (location, the fields that a run reads) of each row, as :meth:`PromptSchema.flat` has them.
+
+    Raises:
+        DataError: it cannot be read or has no rows; or one line with the row, the field, its value
+            and what was expected.
+    """
+    return checked(rows_of(name, split, fields), fields, seen)
+
+
 def checked(
-    rows: Iterable[tuple[str, Any]], fields: PromptSchema, seen: PromptIndex
-) -> Iterator[tuple[str, str | None]]:
-    """Check rows; yield (location, prompt as text, or None for a list of messages) of each.
+    rows: Iterable[tuple[str, Any]], fields: PromptSchema, seen: PromptIndex | None = None
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Check rows that were read; see :func:`read_prompts`.
 
     Args:
         rows: (location, row) of each row.
-        fields: what a row must have.
-        seen: the index that the rows are added to.
 
     Raises:
         DataError: one line with the row, the field, its value and what was expected.
@@ -165,10 +184,11 @@ def checked(
             fault = fields.label_fault(label)
             if fault is not None:
                 raise DataError(f"{place}: {fields.label}: {fault}")
-            if is_number(value_of(row, fields.label)):
+            if seen is not None and is_number(value_of(row, fields.label)):
                 seen.add_number(place, label)
-        seen.add(prompt, label, flat[fields.image], place)
-        yield place, fields.text(prompt) if isinstance(prompt, str) else None
+        if seen is not None:
+            seen.add(prompt, label, flat[fields.image], place)
+        yield place, flat
 
 
 def _has(row: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from sg_rlhf.common.argument_types import OneLineParser, key_values, port, positive_int
 from sg_rlhf.common.text import single_line
 from sg_rlhf.data_io.prompt_rows import PromptSchema
-from sg_rlhf.data_io.prompt_validation import PromptIndex, checked
+from sg_rlhf.data_io.prompt_validation import checked
 from sg_rlhf.data_io.records import DataError, json_objects
 from sg_rlhf.tasks import registry
 from sg_rlhf.tasks.codec import CharacterCodec
@@ -76,7 +76,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     """
     rows = list(json_objects(path))
     places = [f"{path}, line {number}" for number in range(1, len(rows) + 1)]
-    for _ in checked(zip(places, rows, strict=True), PromptSchema(chat=True), PromptIndex()):
+    for _ in checked(zip(places, rows, strict=True), PromptSchema(chat=True)):
         pass
     for place, row in zip(places, rows, strict=True):
         if not isinstance(row.get("answer"), str):

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from sg_rlhf.common import module_paths
 from sg_rlhf.data_io.dataset_writer import sha256_of
-from sg_rlhf.data_io.prompt_rows import DATASOURCE, SUFFIXES, PromptSchema, rows_of
-from sg_rlhf.data_io.prompt_validation import PromptIndex, checked
+from sg_rlhf.data_io.prompt_rows import DATASOURCE, SUFFIXES, PromptSchema
+from sg_rlhf.data_io.prompt_validation import read_prompts
 from sg_rlhf.eval.scores import metrics
 from sg_rlhf.tasks import registry
 from sg_rlhf.tasks.grade import Grade, label_fault
@@ -168,16 +168,13 @@ def read_questions(
         raise EvalError(f"--label-key {label_key}: is the prompt's field; expected another one")
     fields = PromptSchema(input_key, label_key, chat=True, label_fault=reward.label_fault)
     try:
-        rows = list(rows_of(str(path), "train", fields))
-        for _ in checked(rows, fields, PromptIndex()):
-            pass
+        rows = [row for _, row in read_prompts(str(path), "train", fields)]
     except ValueError as error:
         said = str(error)
         for key, option in _KEYS.items():
             said = said.replace(key, option)
         raise EvalError(f"--data {said}") from None
-    flat = [fields.flat(row) for _, row in rows]
-    groups = {row.get(DATASOURCE, "") for row in flat}
+    groups = {row.get(DATASOURCE, "") for row in rows}
     return [
         Question(
             f"row {number}",
@@ -186,7 +183,7 @@ def read_questions(
             row.get(DATASOURCE, "") if len(groups) > 1 else "",
             messages=() if isinstance(prompt, str) else prompt,
         )
-        for number, row in enumerate(flat, start=1)
+        for number, row in enumerate(rows, start=1)
         for prompt in [row[input_key]]
     ]
 

@@ -22,8 +22,8 @@ from sg_rlhf.common.redaction import redact_text
 from sg_rlhf.config import ConfigError, load_config
 from sg_rlhf.data_io.model_folder import ModelError
 from sg_rlhf.data_io.model_folder import check as check_model
-from sg_rlhf.data_io.prompt_rows import PromptSchema, rows_of
-from sg_rlhf.data_io.prompt_validation import PromptIndex, checked
+from sg_rlhf.data_io.prompt_rows import PromptSchema
+from sg_rlhf.data_io.prompt_validation import PromptIndex, read_prompts
 from sg_rlhf.data_io.records import DataError
 from sg_rlhf.tasks.grade import Grade
 from sg_rlhf.tasks.kk.domain import KK
@@ -144,8 +144,8 @@ def prompts(content: bytes) -> None:
             path = Path(folder, f"a{suffix}")
             path.write_bytes(content)
             try:
-                rows = rows_of(str(path), "train", fields)
-                within(SECONDS, lambda: [*checked(rows, fields, PromptIndex())])  # noqa: B023
+                rows = read_prompts(str(path), "train", fields, PromptIndex())
+                within(SECONDS, lambda: [*rows])  # noqa: B023
             except DataError as error:
                 _is_one_line(error)
 

@@ -19,11 +19,11 @@ from sg_rlhf.config.checks import files
 from sg_rlhf.config.errors import ConfigError, MissingFile
 from sg_rlhf.config.recipe import Config, local_path
 from sg_rlhf.data_io import model_folder
-from sg_rlhf.data_io.prompt_rows import SUFFIXES, PromptSchema, rows_of
+from sg_rlhf.data_io.prompt_rows import SUFFIXES, PromptSchema
 from sg_rlhf.data_io.prompt_validation import (
     PromptIndex,
-    checked,
     max_prompt_tokens,
+    read_prompts,
     too_long,
 )
 from sg_rlhf.data_io.records import DataError
@@ -212,10 +212,13 @@ def _check_set(
         raise ConfigError(f"{key}={prompts.split}: a file has one split, train ({prompts.key})")
     long: list[tuple[str, str]] = []
     with progress_bar(f"checking {name}", "rows") as bar:
-        for place, text in checked(rows_of(name, prompts.split, fields), fields, seen):
+        for place, row in read_prompts(name, prompts.split, fields, seen):
             bar.update()
+            if fields.chat:  # the template adds tokens; the run counts them
+                continue
+            text = fields.text(row[fields.prompt])
             # No tokenizer makes more tokens of a text than it has bytes.
-            if text is not None and not fields.chat and len(text.encode()) > prompts.max_prompt:
+            if len(text.encode()) > prompts.max_prompt:
                 long.append((place, text))
     count = tokens() if long else None
     if count is None:

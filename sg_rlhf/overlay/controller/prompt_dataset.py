@@ -10,23 +10,19 @@ from typing import Any
 
 from openrlhf.datasets import PromptDataset as Upstream
 
-from sg_rlhf.data_io.prompt_rows import SUFFIXES, PromptSchema, rows_of, table_rows
-from sg_rlhf.data_io.prompt_validation import (
-    PromptIndex,
-    checked,
-    max_prompt_tokens,
-    too_long,
-)
+from sg_rlhf.data_io import prompt_validation
+from sg_rlhf.data_io.prompt_rows import SUFFIXES, PromptSchema, table_rows
+from sg_rlhf.data_io.prompt_validation import checked, max_prompt_tokens, too_long
 from sg_rlhf.data_io.records import DataError
 from sg_rlhf.overlay.reporting.errors import UnusablePrompts
 from sg_rlhf.tasks import chat
 
 
 class PromptRows(list[tuple[str, Any]]):
-    """Location and row of each prompt, with what upstream asks of a data set.
+    """Location and fields of each checked prompt, with what upstream asks of a data set.
 
     Attributes:
-        error: why the rows cannot be read; None if they were.
+        error: why the rows cannot be used; None if they can.
     """
 
     error: str | None = None
@@ -78,7 +74,7 @@ def read_prompts(
     max_count: int | None = None,
     dataset_split: str = "train",
 ) -> PromptRows:
-    """Read prompts as the check before the run does, in the order of upstream's function.
+    """Read and check prompts as the check before the run does, in the order of upstream's function.
 
     Args:
         names: files, folders or ids of a hub, with commas between them.
@@ -113,13 +109,12 @@ def read_prompts(
 def _read(name: str, split: str, fields: PromptSchema, strategy: Any) -> Iterator[tuple[str, Any]]:
     path = Path(name.partition("@")[0])
     if not getattr(strategy.args, "use_ms", False) or path.suffix in SUFFIXES or path.is_dir():
-        yield from rows_of(name, split, fields)
-        return
+        return prompt_validation.read_prompts(name, split, fields)
     from openrlhf.datasets.utils import blending_datasets  # reads ModelScope
 
     data = blending_datasets(name, None, strategy, dataset_split=split)
-    for number, row in enumerate(table_rows(data, fields), start=1):
-        yield f"{name}: row {number}", row
+    numbered = enumerate(table_rows(data, fields), start=1)
+    return checked(((f"{name}: row {number}", row) for number, row in numbered), fields)
 
 
 def _schema(data: Any) -> PromptSchema:
@@ -127,7 +122,7 @@ def _schema(data: Any) -> PromptSchema:
 
 
 class PromptDataset(Upstream):
-    """Upstream's data set with checks of its rows, and with the BOS that the model expects.
+    """Upstream's data set with checks of its prompts, and with the BOS that the model expects.
 
     Upstream encodes prompts without special tokens, so a model that expects a BOS would get a plain
     prompt without one. A prompt made by another model's template would be read as plain text.
@@ -139,7 +134,7 @@ class PromptDataset(Upstream):
         """Read as upstream does. The error of a row is kept for :meth:`check`."""
         self._args = strategy.args
         fields = _schema(self._args.data)
-        self._row_error = dataset.error or _row_error(dataset, fields, PromptIndex())
+        self._row_error = dataset.error
         templated = tokenizer
         if self._args.sg.chat_template_kwargs:
             try:
@@ -151,7 +146,7 @@ class PromptDataset(Upstream):
             # Upstream reads a placeholder, so that the run gets as far as `check`.
             rows = [{fields.prompt: "-", fields.label or "": "-"}]
         else:
-            rows = [fields.flat(row) for _, row in dataset]
+            rows = [row for _, row in dataset]
         super().__init__(rows, templated, strategy, **kwargs)
         self.tokenizer = tokenizer
         # A processor of images has a tokenizer inside.
@@ -199,12 +194,3 @@ class PromptDataset(Upstream):
             tokens, row = max(refused)
             why = too_long(tokens, len(refused), *limits)
             raise UnusablePrompts(f"{self._places[row - 1]}: {why}")
-
-
-def _row_error(rows: PromptRows, fields: PromptSchema, seen: PromptIndex) -> str | None:
-    try:
-        for _ in checked(rows, fields, seen):
-            pass
-    except DataError as error:
-        return str(error)
-    return None

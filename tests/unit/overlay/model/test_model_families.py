@@ -19,6 +19,9 @@ from openrlhf.utils.utils import get_tokenizer
 from vllm import SamplingParams
 from vllm.transformers_utils.config import try_get_generation_config
 
+from sg_rlhf.data_io.prompt_rows import PromptSchema
+from sg_rlhf.data_io.prompt_validation import checked
+from sg_rlhf.data_io.records import DataError
 from sg_rlhf.overlay.controller.prompt_dataset import PromptDataset, PromptRows
 from sg_rlhf.overlay.reporting.errors import UnusablePrompts
 from sg_rlhf.overlay.rollout.engine import SGRolloutActor
@@ -58,7 +61,11 @@ def read(
     sg = SimpleNamespace(chat_template_kwargs=kwargs or {})
     args = SimpleNamespace(data=data, rollout=SimpleNamespace(max_new_tokens=256), sg=sg)
     strategy = SimpleNamespace(args=args, is_rank_0=lambda: False)
-    placed = PromptRows((f"org/set: row {number}", row) for number, row in enumerate(rows, 1))
+    placed, fields = PromptRows(), PromptSchema(input_key, label_key, chat=apply_template)
+    try:
+        placed += checked(((f"org/set: row {n}", row) for n, row in enumerate(rows, 1)), fields)
+    except DataError as error:
+        placed.error = str(error)
     return PromptDataset(placed, tokenizer, strategy)
 
 
