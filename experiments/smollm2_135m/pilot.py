@@ -42,13 +42,12 @@ KEPT = (
 )  # fmt: skip
 
 
-def train(model: str, seeds: list[int], out: Path) -> list[dict[str, Any]]:
-    """Run every arm and seed that is not finished; the rows of all."""
+def train(model: str, seeds: list[int], out: Path, file: Path) -> None:
+    """Run every arm and seed that is not finished; a run's rows replace its former ones in file."""
     data = out / "data"
     if not (data / "test.jsonl").exists():
         sizes = ["count=64", "test_count=70"]
         command(["data", "arithmetic", "--out", str(data), "--generate", *sizes])
-    rows = []
     for seed in seeds:
         for arm in ARMS:
             run = out / f"{arm}_s{seed}"
@@ -57,8 +56,14 @@ def train(model: str, seeds: list[int], out: Path) -> list[dict[str, Any]]:
                 f"actor.model_name_or_path={model}", f"data.prompt_dataset={data}/train.jsonl",
                 f"eval.dataset={data}/test.jsonl", f"train.seed={seed}",
             ])  # fmt: skip
-            rows += rows_of(run, arm, seed)
-    return rows
+            others = [row for row in read(file) if (row["arm"], row["seed"]) != (arm, seed)]
+            rows = sorted([*others, *rows_of(run, arm, seed)], key=lambda row: row["seed"])
+            file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def read(file: Path) -> list[dict[str, Any]]:
+    """The rows of file."""
+    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 def command(arguments: list[str]) -> None:
@@ -164,9 +169,8 @@ def main() -> None:
     args = parser.parse_args()
     file = HERE / "pilot.jsonl"
     if args.model:
-        rows = train(args.model, args.seeds, args.out)
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
+        train(args.model, args.seeds, args.out, file)
+    rows = read(file)
     draw(rows, HERE / "pilot.png")
     print(table(rows))
 
