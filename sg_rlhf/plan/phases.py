@@ -14,6 +14,7 @@ from sg_rlhf.plan import gpu_memory as gpu
 from sg_rlhf.plan import host_memory as host
 from sg_rlhf.plan.gpu_memory import GIB
 from sg_rlhf.plan.run_shape import RunShape
+from sg_rlhf.sampling.vllm_settings import CPU_CACHE
 
 #: Lines that other processes than the policy's hold.
 CONTEXTS, ENGINE = "CUDA contexts, NCCL", "vLLM"
@@ -193,7 +194,7 @@ def host_lines(run: RunShape) -> dict[str, float]:
                 gpu.checkpoints(run) + gpu.logits_of_update(run),
                 gpu.scoring_layer(run) + gpu.logits_of_scoring(run),
             ),
-            "vLLM's weights": gpu.engine_weights(run) * run.engines,
+            "vLLM's weights and cache": (gpu.engine_weights(run) + CPU_CACHE) * run.engines,
         }
     return {name: size for name, size in lines.items() if size}
 

@@ -20,6 +20,8 @@ COMPILED_KERNELS = "flashinfer_jit_cache"
 #: Tokens of a step of a rollout engine on a GPU, as in vLLM's offline engine. In an engine that a
 #: program starts vLLM would take 2,048, and prefill a rollout's prompts in four times the steps.
 BATCHED_TOKENS = 8192
+#: Bytes of an engine's keys and values on a CPU.
+CPU_CACHE = 2**29
 #: Variables that name the folders of compiled kernels and graphs.
 COMPILE_CACHES = ("VLLM_CACHE_ROOT", "TRITON_CACHE_DIR")
 #: GPUs from this memory on run more sequences, by vLLM's own table (``get_batch_defaults``).
@@ -101,8 +103,8 @@ def cpu_settings(context: int) -> dict[str, Any]:
         # v1/worker/gpu_model_runner.py). Without it, one step must hold the longest prompt.
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": max(context, 4096),
-        # A share of the machine's memory. VLLM_CPU_KVCACHE_SPACE sets the cache's size.
-        "gpu_memory_utilization": 0.1,
+        # VLLM_CPU_KVCACHE_SPACE, in whole GiB, would win. Sequences that do not fit wait.
+        "kv_cache_memory_bytes": CPU_CACHE,
     }
 
 

@@ -62,7 +62,6 @@ def environment() -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         # vLLM would pin its threads to cores that the trainer's threads also use.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
         # The model runs in the process of the engine. With two processes, each would wait for the
         # other in a busy loop, on cores that the trainer needs. An engine has one worker here
         # (REQUIRED_SETTINGS), and OMP_NUM_THREADS sets its number of threads.
