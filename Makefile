@@ -61,7 +61,7 @@ test-software-gpu: setup ## the CUDA builds on a GPU made of software: an hour o
 
 # A fresh folder each time; ARGS="--only growth kk_generator" for some of them.
 bench: setup ## the ratios of docs/performance.md again, beside the committed ones: under 10 minutes
-	$(BIN)/python bench/run.py --out out/bench $(ARGS)
+	$(BIN)/python lab/bench/run.py --out out/bench $(ARGS)
 
 # Environments of their own in .cache, for packages that nobody else needs.
 .cache/%/made: requirements/%.lock

@@ -1,4 +1,4 @@
-"""Write the tables of experiments/graders/README.md on the grader of mathematics, from the results.
+"""Write the tables of lab/experiments/graders/README.md from the results.
 
     python docs/make_grades.py [--check]
 
@@ -14,8 +14,8 @@ from typing import Any
 from made_tables import main
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "experiments" / "graders" / "README.md"
-RESULTS = ROOT / "experiments" / "graders" / "results"
+PAGE = ROOT / "lab" / "experiments" / "graders" / "README.md"
+RESULTS = ROOT / "lab" / "experiments" / "graders" / "results"
 
 
 def _result(name: str) -> dict[str, Any]:

@@ -23,7 +23,6 @@ PURPOSES = {
     "run": ("sg-rlhf run: data, training,", "report, for this machine"),
     "dry_run": ("print a run's recipe,", "plan and command"),
     "eval": ("benchmarks: generate,", "grade, compare"),
-    "studies": ("many runs: plan, run,", "tables and figures"),
     "tiny": ("the models that learn", "without a GPU"),
     "data": ("sg-rlhf data", "generate, check, write"),
     "doctor": ("checks of a machine,", "before anything starts"),
@@ -32,7 +31,6 @@ PURPOSES = {
     "publish": ("model card, upload", "to the hub"),
     "environments": ("domains for other", "trainers: OpenEnv"),
     "plan": ("memory, time and disk", "of a run, by formula"),
-    "measure": ("accuracy, sharpness,", "gradients of a checkpoint"),
     "report": ("run directories as", "figures and a page"),
     "retrieval": ("index and server of", "passages, over HTTP"),
     "weights": ("a recipe's token", "weighting: curve, range"),
@@ -130,7 +128,7 @@ def draw() -> str:
     for i, row in enumerate(rows):
         x, y = LEFT + 14, TOP + i * ROW
         w = (HOUSE - 14 - GAP * (len(row) - 1)) / len(row)
-        # From right to left, so that overlay and measure stand beside what they speak with.
+        # From right to left, so that overlay and report stand beside what they speak with.
         for name in reversed(row) if len(row) > 2 else row:
             parts.append(box(x, y, w, ROW - 18, name, PURPOSES[name], FILL.get(name, "#eaf1f2")))
             x += w + GAP
@@ -145,7 +143,7 @@ def draw() -> str:
             ("unmodified: Ray, vLLM,", "DeepSpeed; runs the training"),
         ),
         (
-            at["measure"],
+            at["report"],
             "run directory",
             ("config, metrics, samples,", "checkpoints; see running.md"),
         ),
@@ -156,13 +154,13 @@ def draw() -> str:
     parts += [
         arrow(x, at["train"] + middle, edge + 4, at["train"] + middle),
         arrow(edge + 4, at["overlay"] + middle, x, at["overlay"] + middle),
-        arrow(x + w / 2, at["overlay"] + ROW - 18, x + w / 2, at["measure"]),
-        arrow(x, at["measure"] + middle, edge + 4, at["measure"] + middle),
+        arrow(x + w / 2, at["overlay"] + ROW - 18, x + w / 2, at["report"]),
+        arrow(x, at["report"] + middle, edge + 4, at["report"] + middle),
     ]
     y = bottom + 24
     around = [
         ("tests/", "unit mirrors the packages;", "integration runs the pipeline"),
-        ("bench/, experiments/", "speed against others;", "studies and their results"),
+        ("lab/", "the authors' benchmarks,", "studies and measurements"),
         ("docs/", "pages, read here and as a site", "(make docs)"),
         ("scripts/, requirements/", "set-up, lock files", ""),
     ]

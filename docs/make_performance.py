@@ -2,8 +2,8 @@
 
     python docs/make_performance.py [--check]
 
-Claims and goals are those of ``bench/claims.py``, figures those of ``bench/results``. ``--check``
-writes nothing and fails if the page is not the one that would be written.
+Claims and goals are those of ``lab/bench/claims.py``, figures those of ``lab/bench/results``.
+``--check`` writes nothing and fails if the page is not the one that would be written.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
 from made_tables import main  # noqa: E402
 
-from bench.claims import BENCHES, CLAIMS, RESULTS, Claim, read  # noqa: E402
+from lab.bench.claims import BENCHES, CLAIMS, RESULTS, Claim, read  # noqa: E402
 
 PAGE = ROOT / "docs" / "performance.md"
 
@@ -60,7 +60,7 @@ def claims(folder: Path = RESULTS) -> list[str]:
     for claim in CLAIMS:
         value, file = measured(claim, folder), BENCHES[claim.bench].result
         figure = "" if value is None else claim.shown(value)
-        link = "" if value is None else f"[{file}](../bench/results/{file})"
+        link = "" if value is None else f"[{file}](../lab/bench/results/{file})"
         note = f" ({claim.note})" if claim.note else ""
         lines.append(
             f"| {claim.what}{note} | {claim.against} | {claim.goal_shown()} | {figure} | "
@@ -76,8 +76,9 @@ def commands(folder: Path = RESULTS) -> list[str]:
         result = read(folder, name)
         if result is None:
             continue
-        planned = f"python {bench.command} --out bench/results/{bench.result}"
-        made = f"`{result.get('command', planned)}`"
+        planned = f"python {bench.command} --out lab/bench/results/{bench.result}"
+        # Results name the folder of their day.
+        made = f"`{result.get('command', planned).replace(' bench/', ' lab/bench/')}`"
         lines.append(f"| {bench.result} | {made} | {result['date']} | {_machine(result)} |")
     return lines
 

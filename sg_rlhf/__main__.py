@@ -92,32 +92,6 @@ COMMANDS = {
         "sg_rlhf.plan",
         main="sg_rlhf.plan.command",
     ),
-    "study": Command(
-        "train every cell of a study, and write tables and pictures",
-        "sg_rlhf.studies",
-        main="sg_rlhf.studies.command",
-        extra="plots",
-    ),
-    "measure accuracy": Command(
-        "measure how often checkpoints answer correctly, without an engine",
-        "sg_rlhf.measure.accuracy",
-        extra="models",
-    ),
-    "measure sharpness": Command(
-        "measure how far the loss rises around a checkpoint (Eq. 14)",
-        "sg_rlhf.measure.sharpness",
-        extra="models",
-    ),
-    "measure token-gradients": Command(
-        "compare gradient norms of single tokens with the paper's w (1 - p)",
-        "sg_rlhf.measure.token_gradients",
-        extra="models",
-    ),
-    "measure minibatch-gradients": Command(
-        "compare the gradients of several weightings on the same minibatches",
-        "sg_rlhf.measure.minibatch_gradients",
-        extra="models",
-    ),
     "tiny": Command(
         "build a small model that learns on a laptop's CPU", "sg_rlhf.tiny.build", extra="models"
     ),
@@ -143,9 +117,14 @@ COMMANDS = {
     ),
 }
 
+_TO_THE_LAB = (
+    "it is not part of the package: in the repository, run `python -m lab.{}` (lab/README.md)"
+)
 #: Commands that are gone, and why.
 REMOVED = {
     "completion": "`sg-rlhf --help` lists the commands, `sg-rlhf COMMAND --help` the options",
+    "study": _TO_THE_LAB.format("study"),
+    "measure": _TO_THE_LAB.format("measure"),
     "serve-replicas": "several servers need a load balancer: start `sg-rlhf serve` once per port",
 }
 

@@ -1,6 +1,6 @@
 """What makes the site of the pages that GitHub shows too: links out of docs/, and formulas.
 
-A page in docs/ links to files elsewhere in the repository (``../bench/claims.py``). Each file
+A page in docs/ links to files elsewhere in the repository (``../lab/bench/claims.py``). Each file
 so linked becomes part of the site, in its own folder: Markdown and code as pages, the rest as
 it is, a folder as a list. A link to nothing is a warning, which ``mkdocs build --strict`` refuses.
 Formulas become MathML while the site is built, so that no page loads a script from elsewhere.

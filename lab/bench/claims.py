@@ -21,7 +21,7 @@ class Bench:
     """A benchmark's script and its result.
 
     Attributes:
-        result: file in ``bench/results``.
+        result: file in ``lab/bench/results``.
         command: the command of the committed result, without ``python`` and ``--out``.
         quick: the same in a minute or two for ``make bench``; "" where it does not fit.
         why_not: what keeps it out of ``make bench``.
@@ -140,63 +140,65 @@ def read(folder: Path, bench: str) -> Any | None:
 
 BENCHES = {
     "token_weighting": Bench(
-        "token_weighting.json", "bench/token_weighting.py",
-        "bench/token_weighting.py --turns 8 --rounds 60 --steps grpo_sg",
+        "token_weighting.json", "lab/bench/token_weighting.py",
+        "lab/bench/token_weighting.py --turns 8 --rounds 60 --steps grpo_sg",
     ),
     "stock_openrlhf": Bench(
-        "stock_openrlhf.json", "bench/stock_openrlhf.py",
-        "bench/stock_openrlhf.py --turns 1 --rollouts 4",
+        "stock_openrlhf.json", "lab/bench/stock_openrlhf.py",
+        "lab/bench/stock_openrlhf.py --turns 1 --rollouts 4",
     ),
     "async_rollouts": Bench(
-        "async_rollouts.json", "bench/async_rollouts.py", why_not="seven minutes",
+        "async_rollouts.json", "lab/bench/async_rollouts.py", why_not="seven minutes",
     ),
     "start_up": Bench(
-        "start_up.json", "bench/start_up.py --base TREE --warm-up",
+        "start_up.json", "lab/bench/start_up.py --base TREE --warm-up",
         why_not="needs a tree of an older commit",
     ),
     "first_start": Bench(
-        "first_start.json", "bench/first_start.py", why_not="installs six times",
+        "first_start.json", "lab/bench/first_start.py", why_not="installs six times",
     ),
     "token_logprobs": Bench(
         "token_logprobs_cpu.json",
-        "bench/token_logprobs.py --memory-tokens 512,4096 "
+        "lab/bench/token_logprobs.py --memory-tokens 512,4096 "
         "--plot docs/images/log_probs_memory.png",
-        "bench/token_logprobs.py --models Qwen/Qwen2.5-3B --tokens 256 --memory-tokens= "
+        "lab/bench/token_logprobs.py --models Qwen/Qwen2.5-3B --tokens 256 --memory-tokens= "
         "--ways logits,ours",
     ),
     "shared_prompts": Bench(
-        "shared_prompts.json", "bench/shared_prompts.py", "bench/shared_prompts.py --turns 4",
+        "shared_prompts.json",
+        "lab/bench/shared_prompts.py",
+        "lab/bench/shared_prompts.py --turns 4",
     ),
     "weight_sync": Bench(
-        "weight_sync_cpu.json", "bench/weight_sync.py",
-        "bench/weight_sync.py --model small --buckets 64 --rounds 3",
+        "weight_sync_cpu.json", "lab/bench/weight_sync.py",
+        "lab/bench/weight_sync.py --model small --buckets 64 --rounds 3",
     ),
     "waiting_ranks": Bench(
-        "waiting_ranks.json", "bench/waiting_ranks.py --plot docs/images/waiting_ranks.png",
-        "bench/waiting_ranks.py",
+        "waiting_ranks.json", "lab/bench/waiting_ranks.py --plot docs/images/waiting_ranks.png",
+        "lab/bench/waiting_ranks.py",
     ),
     "update_costs": Bench(
-        "update_costs.json", "bench/update_costs.py",
-        "bench/update_costs.py --layers 12 --repeats 3",
+        "update_costs.json", "lab/bench/update_costs.py",
+        "lab/bench/update_costs.py --layers 12 --repeats 3",
     ),
     "kk_generator": Bench(
-        "kk_generator.json", "bench/kk_generator.py", "bench/kk_generator.py --turns 3"
+        "kk_generator.json", "lab/bench/kk_generator.py", "lab/bench/kk_generator.py --turns 3"
     ),
     "growth": Bench(
-        "growth.json", "bench/growth.py --plot docs/images/growth.png",
-        "bench/growth.py --repeats 2",
+        "growth.json", "lab/bench/growth.py --plot docs/images/growth.png",
+        "lab/bench/growth.py --repeats 2",
     ),
     "grading": Bench(
-        "grading.json", "bench/grading.py --data-dir data/math",
+        "grading.json", "lab/bench/grading.py --data-dir data/math",
         why_not="needs the mathematics data, five minutes",
     ),
     "eval_throughput": Bench(
-        "eval_throughput.json", "bench/eval_throughput.py",
+        "eval_throughput.json", "lab/bench/eval_throughput.py",
         why_not="needs lm-evaluation-harness, five minutes",
     ),
     "retrieval": Bench(
         "retrieval.json",
-        "bench/retrieval.py --data DIR",
+        "lab/bench/retrieval.py --data DIR",
         why_not="needs the question answering data, ten minutes",
     ),
 }  # fmt: skip

@@ -24,7 +24,7 @@ from sg_rlhf.common.resources import machine, processor
 
 __all__ = ["machine", "processor"]
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TINY_RECIPES = {
     "grpo_sg": ROOT / "configs" / "kk" / "grpo_sg_tiny_cpu.yaml",
     "grpo": ROOT / "configs" / "kk" / "grpo_tiny_cpu.yaml",
@@ -54,7 +54,7 @@ def provenance(script: str, *packages: str) -> dict[str, Any]:
     """The origin of a result: command, date, machine, versions of the packages.
 
     Args:
-        script: path in the repository, such as ``bench/growth.py``.
+        script: path in the repository, such as ``lab/bench/growth.py``.
     """
     return {
         "command": " ".join([f"python {script}", *sys.argv[1:]]),

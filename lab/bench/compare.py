@@ -1,6 +1,6 @@
 """New results beside the committed ones: which ratios got worse, which better, which are missing.
 
-    python bench/compare.py out/bench
+    python lab/bench/compare.py out/bench
 
 Reads the JSON files of that folder that ``claims.py`` knows. A ratio is worse where it fell behind
 the committed one by more than its tolerance. Exit status 1 if one is worse, or is missing from a
@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 if __package__ in (None, ""):  # run as a file
-    sys.path.insert(0, str(Path(__file__).parents[1]))
+    sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from bench.claims import BENCHES, CLAIMS, RESULTS, Claim, read
+from lab.bench.claims import BENCHES, CLAIMS, RESULTS, Claim, read
 
 #: What of a machine changes a ratio.
 COMPARED = ("processor", "cores", "memory_gb")
@@ -96,7 +96,7 @@ def report(folder: Path, committed: Path = RESULTS) -> int:
     """Print what was found; the exit status."""
     findings = compare(folder, committed)
     if all(found.status == "not run" for found in findings):
-        print(f"error: {folder}: no result of bench/claims.py there", file=sys.stderr)
+        print(f"error: {folder}: no result of lab/bench/claims.py there", file=sys.stderr)
         return 2
     for line in (*other_machine(folder, committed), *(found.line() for found in findings)):
         print(line)
@@ -112,7 +112,7 @@ def main(argv: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("new", type=Path, help="folder of new results")
-    parser.add_argument("--committed", type=Path, default=RESULTS, help="[bench/results]")
+    parser.add_argument("--committed", type=Path, default=RESULTS, help="[lab/bench/results]")
     arguments = parser.parse_args(argv)
     if not arguments.committed.is_dir():
         parser.error(f"--committed {arguments.committed}: no such folder")

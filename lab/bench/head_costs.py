@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.peer_heads import PEERS, Head, load
+from lab.bench.peer_heads import PEERS, Head, load
 from sg_rlhf.algo.log_probs.from_logits import log_probs_from_logits
 from sg_rlhf.algo.log_probs.fused_log_probs import selected_log_probs
 from sg_rlhf.overlay.patches import flash_attn_shim

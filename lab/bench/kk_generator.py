@@ -1,6 +1,6 @@
 """Puzzles of 7 people: our generator beside the official one, turn by turn, each on one core.
 
-    python bench/kk_generator.py --out bench/results/kk_generator.json
+    python lab/bench/kk_generator.py --out lab/bench/results/kk_generator.json
 
 The official generator (arXiv 2410.23123) is downloaded at a pinned commit and checked; ``--given
 FOLDER`` names a folder that has its ``lib_kk.py``, for machines without a network. Both draw
@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.common import at_least, provenance, write
+from lab.bench.common import at_least, provenance, write
 from sg_rlhf.data_io.pinned_download import Origin, download
 from sg_rlhf.data_io.records import DataError
 from sg_rlhf.tasks.kk.logic import parse_statements, solve
@@ -113,7 +113,7 @@ def main() -> None:
         speeds["ours"].append(len(ours) / (time.process_time() - between))
     ratios = [a / b for a, b in zip(speeds["ours"], speeds["official"], strict=True)]
     result = {
-        **provenance("bench/kk_generator.py", "numpy"),
+        **provenance("lab/bench/kk_generator.py", "numpy"),
         "official_source": ORIGIN.url,
         "people": PEOPLE,
         "puzzles_per_cpu_second": {k: round(statistics.median(v), 1) for k, v in speeds.items()},

@@ -1,6 +1,6 @@
 """Responses whose lengths are given: most are short, a few are as long as allowed.
 
-The agent of ``bench/async_rollouts.py``. A model that trains changes its lengths, and with them
+The agent of ``lab/bench/async_rollouts.py``. A model that trains changes its lengths, and with them
 what is measured; here each prompt's responses have lengths of their own in every run.
 """
 

@@ -1,6 +1,7 @@
-"""The peer of `bench/retrieval.py`: a retrieval server of the usual shape, one request at a time.
+"""The peer of `lab/bench/retrieval.py`: a usual retrieval server, one request at a time.
 
-    python bench/plain_retrieval_server.py --faiss-index FILE --corpus FILE --encoder DIR --port N
+    python lab/bench/plain_retrieval_server.py --faiss-index FILE --corpus FILE \
+        --encoder DIR --port N
 
 FastAPI with a plain `def` endpoint, so each request has a thread of the pool and encodes and
 searches for itself; the corpus is a `datasets` table, the index a faiss file read into memory. That

@@ -1,7 +1,7 @@
 """The retrieval server beside a plain one, at three widths of vectors and three sizes of index.
 
-    python bench/retrieval.py --data DIR --out bench/results/retrieval.json
-    python bench/retrieval.py --data DIR --quick --out quick.json      # a minute; not to be quoted
+    python lab/bench/retrieval.py --data DIR --out lab/bench/results/retrieval.json
+    python lab/bench/retrieval.py --data DIR --quick --out quick.json   # a minute; not to be quoted
 
 DIR holds `corpus.jsonl`, `squad_dev.jsonl` and `hotpotqa_dev60.jsonl`. Both servers search one flat
 faiss file with one encoder (random weights, seeded); larger corpora are made of the words of the
@@ -30,9 +30,9 @@ from typing import Any
 import faiss
 import numpy as np
 
-from bench.common import as_json, provenance
-from bench.random_encoder import save_random_encoder
-from bench.retrieval_load import (
+from lab.bench.common import as_json, provenance
+from lab.bench.random_encoder import save_random_encoder
+from lab.bench.retrieval_load import (
     ROOT,
     answers,
     compare,
@@ -68,7 +68,7 @@ def ours(files: dict[str, Path], *more: object) -> tuple[object, ...]:
 def plain(files: dict[str, Path]) -> tuple[object, ...]:
     """The command of the peer."""
     return (
-        ROOT / "bench" / "plain_retrieval_server.py", "--faiss-index", files["index"],
+        ROOT / "lab" / "bench" / "plain_retrieval_server.py", "--faiss-index", files["index"],
         "--corpus", files["corpus"], "--encoder", files["encoder"], "--cache", files["cache"],
     )  # fmt: skip
 
@@ -196,7 +196,7 @@ def main() -> None:
     if args.quick:
         args.rounds, args.seconds, args.sizes = 1, 3.0, [SIZES[0]]
     result = provenance(
-        "bench/retrieval.py", "faiss-cpu", "torch", "transformers", "fastapi", "uvicorn"
+        "lab/bench/retrieval.py", "faiss-cpu", "torch", "transformers", "fastapi", "uvicorn"
     )
     result["command"] = result["command"].replace(str(args.data), "DIR")
     with tempfile.TemporaryDirectory(prefix="bench_retrieval.", dir=args.work) as work:

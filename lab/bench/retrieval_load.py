@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from sg_rlhf.retrieval.corpus import iterate_contents
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """The benchmarks that fit into ten minutes on two cores, and their ratios beside the committed.
 
-    python bench/run.py --out out/bench            # what `make bench` does
-    python bench/run.py --out out/bench --only kk_generator growth
+    python lab/bench/run.py --out out/bench            # what `make bench` does
+    python lab/bench/run.py --out out/bench --only kk_generator growth
 
 Each has a process of its own and a result in the folder, whose older results go first. A benchmark
 that fails, or exits with status 77 because something it needs cannot be had here, ends no other.
@@ -18,12 +18,12 @@ import time
 from pathlib import Path
 
 if __package__ in (None, ""):  # run as a file
-    sys.path.insert(0, str(Path(__file__).parents[1]))
+    sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from bench import compare
-from bench.claims import BENCHES
+from lab.bench import compare
+from lab.bench.claims import BENCHES
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 #: Seconds after which one is ended; all of them together take less than ten minutes.
 LIMIT = 480
 #: Exit status of a benchmark that cannot run here, and says why.

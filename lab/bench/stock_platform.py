@@ -14,7 +14,7 @@ from sg_rlhf.overlay.cpu import platform
 from sg_rlhf.overlay.model import packed_attention
 from sg_rlhf.overlay.patches import flash_attn_shim, table
 
-HOOK = "bench.stock_platform.install"
+HOOK = "lab.bench.stock_platform.install"
 #: "1" leaves the engine in upstream's bfloat16, whatever ``ds.param_dtype`` says.
 AS_SHIPPED = "BENCH_STOCK_AS_SHIPPED"
 
@@ -24,7 +24,7 @@ PLATFORM = (
     table.Patch("openrlhf.trainer.ray.ppo_actor", "stateless_init_process_group",
                 "sg_rlhf.overlay.cpu.gloo:stateless_init_process_group", "needs NCCL"),
     table.Patch("openrlhf.trainer.ray.vllm_engine", "RolloutRayActor",
-                   "bench.stock_engine:RemoteCpuRolloutActor",
+                   "lab.bench.stock_engine:RemoteCpuRolloutActor",
                    "takes vLLM's settings for the CPU"),
 )  # fmt: skip
 

@@ -31,7 +31,7 @@ from sg_rlhf.overlay.driver.arguments import check_platform, upstream_arguments 
 from sg_rlhf.overlay.learner.micro_batches import SAMPLE_INDEX  # noqa: E402
 from sg_rlhf.overlay.learner.update import SGActorPPOTrainer  # noqa: E402
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "configs"
 RECIPE = CONFIGS / "kk" / "grpo_sg_tiny_cpu.yaml"
 MICRO_BATCH = 32

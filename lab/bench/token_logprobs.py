@@ -1,9 +1,9 @@
 """Log-probs of tokens under the head of a 3B to 8B model: memory and time of each way to them.
 
-    python bench/token_logprobs.py --out bench/results/token_logprobs_cpu.json
-    python bench/token_logprobs.py --device cuda --tokens 1024,4096,16384,32768 \\
-        --memory-tokens 1024,4096,8192,16384,32768 --out bench/results/token_logprobs_cuda.json
-    python bench/token_logprobs.py --draw bench/results/token_logprobs_cuda.json --plot cuda.png
+    python lab/bench/token_logprobs.py --out lab/bench/results/token_logprobs_cpu.json
+    python lab/bench/token_logprobs.py --device cuda --tokens 1024,4096,16384,32768 \\
+        --memory-tokens 1024,4096,8192,16384,32768 --out lab/bench/results/token_logprobs_cuda.json
+    python lab/bench/token_logprobs.py --draw lab/bench/results/token_logprobs_cuda.json --plot FILE
 
 ``logits`` is upstream's path: logits of the model's dtype, a float32 copy, divided by the
 temperature, the entropy of the whole vocabulary, the log-probs. ``ours`` is
@@ -29,9 +29,9 @@ from typing import Any
 
 import torch
 
-from bench.common import at_least, provenance, write
-from bench.head_costs import WAYS, memory, seconds, why_not
-from bench.peer_heads import PEERS
+from lab.bench.common import at_least, provenance, write
+from lab.bench.head_costs import WAYS, memory, seconds, why_not
+from lab.bench.peer_heads import PEERS
 from sg_rlhf.plan.shapes import shape_of
 
 MODELS = ("Qwen/Qwen2.5-3B", "Qwen/Qwen2.5-7B", "meta-llama/Llama-3.1-8B-Instruct")
@@ -218,7 +218,7 @@ def main() -> None:
         return
     reasons = {way: why_not(way, arguments.device) for way in arguments.ways}
     result = {
-        **provenance("bench/token_logprobs.py", "torch"),
+        **provenance("lab/bench/token_logprobs.py", "torch"),
         "device": torch.cuda.get_device_name() if arguments.device == "cuda" else "cpu",
         "dtype": arguments.dtype,
         "goals": {

@@ -1,6 +1,6 @@
 """What weighting tokens costs beside the same step with every weight 1: time and memory.
 
-    python bench/token_weighting.py --out bench/results/token_weighting.json
+    python lab/bench/token_weighting.py --out lab/bench/results/token_weighting.json
 
 Whole steps: the real trainer's optimizer step on the tiny model, which is the hardest case, as its
 forward and backward pass are the cheapest. Each weighting has a process of its own, in which its
@@ -24,12 +24,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench import tiny_update  # isort: skip (before torch, which reads its threads once)
+from lab.bench import tiny_update  # isort: skip (before torch, which reads its threads once)
 
 import torch
 from openrlhf.models.loss import PolicyLoss
 
-from bench.common import at_least, peak_bytes, provenance, write
+from lab.bench.common import at_least, peak_bytes, provenance, write
 from sg_rlhf.overlay.learner.policy_loss import (
     PolicyOutput,
     RolloutConstants,
@@ -181,7 +181,7 @@ def main() -> None:
     alone = losses(arguments.rounds, step_seconds)
     slowest = max(alone, key=lambda name: alone[name]["ms"])
     result = {
-        **provenance("bench/token_weighting.py", "torch", "deepspeed", "openrlhf"),
+        **provenance("lab/bench/token_weighting.py", "torch", "deepspeed", "openrlhf"),
         "step": {
             "model": "kk_tiny", "responses": RESPONSES,
             "tokens": RESPONSES * (PROMPT_TOKENS + RESPONSE_TOKENS), "turns": arguments.turns,

@@ -1,6 +1,6 @@
 """What an update costs beside its arithmetic, as counts and ratios on a CPU.
 
-    python bench/update_costs.py --out bench/results/update_costs.json
+    python lab/bench/update_costs.py --out lab/bench/results/update_costs.json
 
 ``python``     processor time of a layer's passes (forward, recomputed, backward) in a tiny model:
                ZeRO-3, ZeRO-3 with layers as leaf modules, ZeRO-2, and no ZeRO at all, in turns.
@@ -26,8 +26,8 @@ from typing import Any
 import torch
 
 # Before other packages named tests.
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from bench.common import at_least, provenance, write
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from lab.bench.common import at_least, provenance, write
 from tests.gpu import zero3
 from tests.gpu.policy_engine import policy_engine
 
@@ -188,7 +188,9 @@ def main() -> None:
     parser.add_argument("--terms", type=at_least(2), default=64)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
-    result = provenance("bench/update_costs.py", "torch", "deepspeed", "transformers", "openrlhf")
+    result = provenance(
+        "lab/bench/update_costs.py", "torch", "deepspeed", "transformers", "openrlhf"
+    )
     result["sums"] = sum_errors(arguments.terms)
     print(result["sums"], flush=True)
     result["transfers"] = []

@@ -1,6 +1,6 @@
 """How long ranks wait for each other in an update, by how a rollout's samples are dealt to them.
 
-    python bench/waiting_ranks.py --out bench/results/waiting_ranks.json \\
+    python lab/bench/waiting_ranks.py --out lab/bench/results/waiting_ranks.json \\
         [--recorded RUN_DIR] [--measure] [--plot waiting_ranks.png]
 
 Under ZeRO-3 every layer gathers its weights from all ranks, so that a micro-batch takes as long as
@@ -45,7 +45,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from bench.common import at_least, provenance, rank_outputs, write
+from lab.bench.common import at_least, provenance, rank_outputs, write
 from sg_rlhf.batching import balance
 from sg_rlhf.plan.shapes import shape_of
 from sg_rlhf.plan.time import sequence_flops
@@ -418,7 +418,7 @@ def main() -> None:
             flush=True,
         )
     result: dict[str, Any] = {
-        **provenance("bench/waiting_ranks.py", "openrlhf", "torch", "transformers"),
+        **provenance("lab/bench/waiting_ranks.py", "openrlhf", "torch", "transformers"),
         "model": MODEL, "draws": arguments.draws, "median": MEDIAN, "goal": GOAL, "rows": rows,
     }  # fmt: skip
     result["filled"] = filled(arguments.draws)

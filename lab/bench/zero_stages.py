@@ -1,7 +1,7 @@
 """Time of one micro-batch under DeepSpeed's ZeRO stages on one GPU: what ZeRO-3's Python costs.
 
-    python bench/zero_stages.py                       Qwen2.5's 0.5B and 3B, random weights
-    python bench/zero_stages.py --profile             also print where the host's time goes
+    python lab/bench/zero_stages.py                       Qwen2.5's 0.5B and 3B, random weights
+    python lab/bench/zero_stages.py --profile             also print where the host's time goes
 
 Engine and model are made as a run makes them (overlay, varlen attention, checkpointed layers), but
 without the head, whose cost is measured by tests/gpu/log_prob_head.py. A pass is timed to its end
@@ -26,8 +26,8 @@ from typing import Any
 import torch
 
 # Before other packages named tests.
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from bench.common import at_least, provenance, write
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from lab.bench.common import at_least, provenance, write
 from sg_rlhf.plan.shapes import table
 from tests.gpu import zero3
 from tests.gpu.measure import synchronize
@@ -138,9 +138,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=at_least(1), default=5)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--profile", action="store_true")
-    parser.add_argument("--out", type=Path, default=Path("bench/results/zero_stages.json"))
+    parser.add_argument("--out", type=Path, default=Path("lab/bench/results/zero_stages.json"))
     arguments = parser.parse_args()
-    result = provenance("bench/zero_stages.py", "torch", "deepspeed", "transformers", "openrlhf")
+    result = provenance(
+        "lab/bench/zero_stages.py", "torch", "deepspeed", "transformers", "openrlhf"
+    )
     if arguments.device == "cuda":
         result["gpu"] = torch.cuda.get_device_name()
     result["rows"] = []

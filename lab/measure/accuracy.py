@@ -20,6 +20,8 @@ from typing import Any
 
 import torch
 
+from lab.measure import fixed_batch, options, rollouts
+from lab.measure.checkpoint import MeasureError, choose_device, load_model, load_tokenizer
 from sg_rlhf.common.argument_types import (
     OneLineParser,
     non_negative_int,
@@ -27,18 +29,16 @@ from sg_rlhf.common.argument_types import (
     positive_int,
 )
 from sg_rlhf.common.statistics import Z95, half_width
-from sg_rlhf.measure import fixed_batch, options, rollouts
-from sg_rlhf.measure.checkpoint import MeasureError, choose_device, load_model, load_tokenizer
 
-PROG = "sg_rlhf.measure.accuracy"
+PROG = "lab.measure.accuracy"
 EXAMPLES = """\
 examples:
   the shipped tiny model on held-out puzzles, by size
     python -m sg_rlhf.data kk --out data/kk_tiny --generate people=2-3 per_size=160 distinct=names
-    python -m sg_rlhf.measure.accuracy --model module:sg_rlhf.tiny.kk_tiny \\
+    python -m lab.measure.accuracy --model module:sg_rlhf.tiny.kk_tiny \\
         --data data/kk_tiny/test.jsonl
   two checkpoints, on held-out and on training prompts
-    python -m sg_rlhf.measure.accuracy --model runs/a/checkpoints/final runs/b/checkpoints/final \\
+    python -m lab.measure.accuracy --model runs/a/checkpoints/final runs/b/checkpoints/final \\
         --data held_out=data/kk_tiny/test.jsonl train=data/kk_tiny/train.jsonl --prompts 150 \\
         --samples 16 --json out/accuracy.json
 Larger models: `python -m eval.run --suite kk` generates with vLLM.

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from lab.measure.checkpoint import PASS_TOKENS, Responses, passes, responses
+from lab.measure.fixed_batch import FixedBatch
 from sg_rlhf.algo.policy_loss import LossSettings, policy_loss
 from sg_rlhf.algo.token_weights import token_weights
 from sg_rlhf.algo.weightings import TokenContext, Uniform, Weighting
-from sg_rlhf.measure.checkpoint import PASS_TOKENS, Responses, passes, responses
-from sg_rlhf.measure.fixed_batch import FixedBatch
 
 UNIFORM = Uniform()
 

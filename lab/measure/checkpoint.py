@@ -23,6 +23,7 @@ from sg_rlhf.algo.weightings import token_keys
 from sg_rlhf.common.text import single_line
 from sg_rlhf.config import local_path
 from sg_rlhf.data_io import model_folder
+from sg_rlhf.tiny.sampling import pad_id
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 #: Tokens of prompts, responses and padding that go through the model at a time.
@@ -123,12 +124,6 @@ def vocabulary(tokenizer: PreTrainedTokenizerBase) -> str:
     """SHA-256 of the tokens and their ids: equal for tokenizers that can share token ids."""
     entries = sorted(tokenizer.get_vocab().items())
     return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
-
-
-def pad_id(model: PreTrainedModel) -> int:
-    """A padding id. Its position is masked, so any id works."""
-    chosen = model.config.pad_token_id
-    return 0 if chosen is None else int(chosen)
 
 
 def passes(rows: Sequence[TokenRow], pass_tokens: int = PASS_TOKENS) -> Iterator[list[int]]:

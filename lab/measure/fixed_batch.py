@@ -15,10 +15,10 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from lab.measure.checkpoint import MeasureError, TokenRow, vocabulary
 from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.common.text import truncate
 from sg_rlhf.data_io.records import DataError, json_objects
-from sg_rlhf.measure.checkpoint import MeasureError, TokenRow, vocabulary
 
 KIND = "sg_rlhf.measure batch"
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import stats
 
-from sg_rlhf.measure.adamw import AdamW
-from sg_rlhf.measure.options import columns
+from lab.measure.adamw import AdamW
+from lab.measure.options import columns
 
 #: Resamples of the minibatches for an interval, and the fewest minibatches that get one.
 RESAMPLES, LEAST = 2000, 8

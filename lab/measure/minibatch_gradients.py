@@ -37,32 +37,32 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from sg_rlhf.common.argument_types import non_negative_int, positive_int, progress_bar
-from sg_rlhf.config import Config, load_config
-from sg_rlhf.measure import fixed_batch, options
-from sg_rlhf.measure.adamw import AdamW, Moments
-from sg_rlhf.measure.batch_loss import BatchLoss, Surrogate
-from sg_rlhf.measure.checkpoint import (
+from lab.measure import fixed_batch, options
+from lab.measure.adamw import AdamW, Moments
+from lab.measure.batch_loss import BatchLoss, Surrogate
+from lab.measure.checkpoint import (
     DTYPES,
     MeasureError,
     choose_device,
     load_model,
     load_tokenizer,
 )
-from sg_rlhf.measure.fixed_batch import FixedBatch
-from sg_rlhf.measure.minibatch_figures import Measured, Vector, summarise, tables
-from sg_rlhf.measure.rollouts import RewardFunc, Sampling, sample_batch
-from sg_rlhf.measure.sharpness import surrogate_of
+from lab.measure.fixed_batch import FixedBatch
+from lab.measure.minibatch_figures import Measured, Vector, summarise, tables
+from lab.measure.rollouts import RewardFunc, Sampling, sample_batch
+from lab.measure.sharpness import surrogate_of
+from sg_rlhf.common.argument_types import non_negative_int, positive_int, progress_bar
+from sg_rlhf.config import Config, load_config
 
 EXAMPLES = """\
 examples:
   the forms of GRPO-SG compared with GRPO, on the shipped tiny model
     python -m sg_rlhf.data kk --out data/kk_tiny --generate people=2-3 per_size=160 distinct=names
-    python -m sg_rlhf.measure.minibatch_gradients --model module:sg_rlhf.tiny.kk_tiny \\
+    python -m lab.measure.minibatch_gradients --model module:sg_rlhf.tiny.kk_tiny \\
         --data data/kk_tiny/train.jsonl --reward domain:kk --batches 30 \\
         --algorithm configs/algorithms/grpo.yaml configs/algorithms/grpo_sg*.yaml
   every checkpoint that a run kept, with the sampling of its recipe
-    python -m sg_rlhf.measure.minibatch_gradients --model runs/a/checkpoints/deepspeed/*_hf \\
+    python -m lab.measure.minibatch_gradients --model runs/a/checkpoints/deepspeed/*_hf \\
         --data data/kk/train.jsonl --config configs/kk/grpo_qwen2.5-3b-instruct.yaml \\
         --algorithm configs/algorithms/grpo.yaml configs/algorithms/grpo_sg.yaml --json out/g.json
 """
@@ -70,7 +70,7 @@ examples:
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """The command line, with its long help."""
-    parser = options.new_parser("sg_rlhf.measure.minibatch_gradients", __doc__, EXAMPLES)
+    parser = options.new_parser("lab.measure.minibatch_gradients", __doc__, EXAMPLES)
     parser.add_argument(
         "--algorithm", nargs="+", required=True, metavar="FILE",
         help="recipes of algorithms (configs/algorithms); the first one is the baseline",
@@ -300,9 +300,7 @@ def report_of(args: argparse.Namespace, name: str) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Returns 0, or 2 after one line on stderr."""
-    return options.command(
-        "sg_rlhf.measure.minibatch_gradients", parse_arguments, run, tables, argv
-    )
+    return options.command("lab.measure.minibatch_gradients", parse_arguments, run, tables, argv)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,16 @@ from typing import Any, TypeVar
 
 import torch
 
+from lab.measure import fixed_batch, rollouts
+from lab.measure.checkpoint import (
+    DTYPES,
+    PASS_TOKENS,
+    MeasureError,
+    choose_device,
+    load_model,
+    load_tokenizer,
+)
+from lab.measure.fixed_batch import FixedBatch
 from sg_rlhf.algo.weightings import Weighting
 from sg_rlhf.common.argument_types import (
     OneLineParser,
@@ -29,16 +39,6 @@ from sg_rlhf.common.text import single_line
 from sg_rlhf.config import Config, weighting_of
 from sg_rlhf.config.upstream_flags import POLICY_LOSS_TYPES
 from sg_rlhf.data_io import strict_json
-from sg_rlhf.measure import fixed_batch, rollouts
-from sg_rlhf.measure.checkpoint import (
-    DTYPES,
-    PASS_TOKENS,
-    MeasureError,
-    choose_device,
-    load_model,
-    load_tokenizer,
-)
-from sg_rlhf.measure.fixed_batch import FixedBatch
 
 Measured = TypeVar("Measured")
 

@@ -23,37 +23,37 @@ from typing import Any
 
 import torch
 
-from sg_rlhf.algo.analysis.sharpness import parameter_norm, sharpness
-from sg_rlhf.common.argument_types import positive_float, positive_int, progress_bar
-from sg_rlhf.config import Config, load_config
-from sg_rlhf.config.upstream_flags import PROMPT_MEAN
-from sg_rlhf.measure import options
-from sg_rlhf.measure.batch_loss import UNIFORM, BatchLoss, Surrogate
-from sg_rlhf.measure.checkpoint import (
+from lab.measure import options
+from lab.measure.batch_loss import UNIFORM, BatchLoss, Surrogate
+from lab.measure.checkpoint import (
     DTYPES,
     MeasureError,
     choose_device,
     load_model,
     load_tokenizer,
 )
-from sg_rlhf.measure.fixed_batch import FixedBatch
+from lab.measure.fixed_batch import FixedBatch
+from sg_rlhf.algo.analysis.sharpness import parameter_norm, sharpness
+from sg_rlhf.common.argument_types import positive_float, positive_int, progress_bar
+from sg_rlhf.config import Config, load_config
+from sg_rlhf.config.upstream_flags import PROMPT_MEAN
 from sg_rlhf.weights.describe import clip_range
 
 EXAMPLES = """\
 examples:
   the shipped tiny model on puzzles that it answers itself
     python -m sg_rlhf.data kk --out data/kk_tiny --generate people=2-3 per_size=160 distinct=names
-    python -m sg_rlhf.measure.sharpness --model module:sg_rlhf.tiny.kk_tiny \\
+    python -m lab.measure.sharpness --model module:sg_rlhf.tiny.kk_tiny \\
         --data data/kk_tiny/train.jsonl --reward domain:kk --rho 0.01 0.05 0.2
   two checkpoints on one batch, which is kept
-    python -m sg_rlhf.measure.sharpness --model runs/a/checkpoints/final runs/b/checkpoints/final \\
+    python -m lab.measure.sharpness --model runs/a/checkpoints/final runs/b/checkpoints/final \\
         --data data/kk/train.jsonl --config configs/kk/grpo_qwen2.5-3b-instruct.yaml \\
         --batch out/batch.json --rho 0.05 --json out/sharpness.json
   the rollouts that a run kept; the likelihood instead of the surrogate
-    python -m sg_rlhf.measure.sharpness --model runs/a/checkpoints/final \\
+    python -m lab.measure.sharpness --model runs/a/checkpoints/final \\
         --data runs/a/samples.jsonl --loss nll --rho 0.05
   radii relative to ||theta||, with the weights of GRPO-SG in the loss
-    python -m sg_rlhf.measure.sharpness --model CKPT --batch out/batch.json --relative \\
+    python -m lab.measure.sharpness --model CKPT --batch out/batch.json --relative \\
         --rho 1e-4 1e-3 sg.weighting.upper=1.2
 """
 
@@ -64,7 +64,7 @@ RESOLUTION = {"float32": 1e-6, "float64": 1e-9}
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """The command line, with its long help."""
-    parser = options.new_parser("sg_rlhf.measure.sharpness", __doc__, EXAMPLES)
+    parser = options.new_parser("lab.measure.sharpness", __doc__, EXAMPLES)
     options.add_fixed_batch(parser)
     parser.add_argument(
         "--rho", nargs="+", type=positive_float, required=True, metavar="R", help="radii"
@@ -210,7 +210,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Returns 0, or 2 after one line on stderr."""
-    return options.command("sg_rlhf.measure.sharpness", parse_arguments, run, table, argv)
+    return options.command("lab.measure.sharpness", parse_arguments, run, table, argv)
 
 
 if __name__ == "__main__":

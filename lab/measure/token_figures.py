@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import spearmanr
 
-from sg_rlhf.measure.options import columns
+from lab.measure.options import columns
 
 #: Strata of p: an equal share of the sampled tokens comes from each, as far as it has any.
 EDGES = (0.0, 0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99, 0.999, 1.0)

@@ -34,14 +34,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from sg_rlhf.algo.analysis.token_gradient_norms import logit_gradient_norms, token_gradients
-from sg_rlhf.algo.token_weights import token_weights
-from sg_rlhf.algo.weightings import Weighting
-from sg_rlhf.common.argument_types import positive_int, progress_bar
-from sg_rlhf.config import load_config, weighting_of
-from sg_rlhf.measure import options
-from sg_rlhf.measure.batch_loss import UNIFORM, Surrogate
-from sg_rlhf.measure.checkpoint import (
+from lab.measure import options
+from lab.measure.batch_loss import UNIFORM, Surrogate
+from lab.measure.checkpoint import (
     DTYPES,
     MeasureError,
     TokenRow,
@@ -51,21 +46,26 @@ from sg_rlhf.measure.checkpoint import (
     passes,
     responses,
 )
-from sg_rlhf.measure.fixed_batch import FixedBatch
-from sg_rlhf.measure.minibatch_gradients import gradients
-from sg_rlhf.measure.token_figures import EDGES, Columns, summarise, tables, together
+from lab.measure.fixed_batch import FixedBatch
+from lab.measure.minibatch_gradients import gradients
+from lab.measure.token_figures import EDGES, Columns, summarise, tables, together
+from sg_rlhf.algo.analysis.token_gradient_norms import logit_gradient_norms, token_gradients
+from sg_rlhf.algo.token_weights import token_weights
+from sg_rlhf.algo.weightings import Weighting
+from sg_rlhf.common.argument_types import positive_int, progress_bar
+from sg_rlhf.config import load_config, weighting_of
 
 EXAMPLES = """\
 examples:
   512 tokens of the shipped tiny model's own answers, which the reward gives advantages
     python -m sg_rlhf.data kk --out data/kk_tiny --generate people=2-3 per_size=160 distinct=names
-    python -m sg_rlhf.measure.token_gradients --model module:sg_rlhf.tiny.kk_tiny \\
+    python -m lab.measure.token_gradients --model module:sg_rlhf.tiny.kk_tiny \\
         --data data/kk_tiny/train.jsonl --reward domain:kk --tokens 512 --json out/tokens.json
   the rollouts of a run, with the weights of its recipe
-    python -m sg_rlhf.measure.token_gradients --model runs/a/checkpoints/final \\
+    python -m lab.measure.token_gradients --model runs/a/checkpoints/final \\
         --data runs/a/samples.jsonl --config configs/kk/grpo_sg_tiny_cpu.yaml
   every checkpoint that a run kept, on one batch
-    python -m sg_rlhf.measure.token_gradients --model runs/a/checkpoints/deepspeed/*_hf \\
+    python -m lab.measure.token_gradients --model runs/a/checkpoints/deepspeed/*_hf \\
         --batch out/batch.json --json out/tokens.json
 """
 
@@ -75,7 +75,7 @@ CHUNK_BYTES = 256 * 2**20
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """The command line, with its long help."""
-    parser = options.new_parser("sg_rlhf.measure.token_gradients", __doc__, EXAMPLES)
+    parser = options.new_parser("lab.measure.token_gradients", __doc__, EXAMPLES)
     options.add_fixed_batch(parser)
     parser.add_argument(
         "--tokens", type=positive_int, default=512, metavar="N", help="sampled tokens [512]"
@@ -255,7 +255,7 @@ def report_of(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Returns 0, or 2 after one line on stderr."""
-    return options.command("sg_rlhf.measure.token_gradients", parse_arguments, run, tables, argv)
+    return options.command("lab.measure.token_gradients", parse_arguments, run, tables, argv)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-from sg_rlhf.studies.command import main
+from lab.study.command import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

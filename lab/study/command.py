@@ -18,26 +18,26 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from lab.study import results as study_results
+from lab.study import tables as study_tables
+from lab.study.plan import Cell, Study, load_study
+from lab.study.runner import CellError, Runner, State
 from sg_rlhf.common.argument_types import OneLineParser, positive_int, progress_bar
 from sg_rlhf.common.atomic_io import best_effort_output, write_whole
 from sg_rlhf.config import ConfigError
 from sg_rlhf.data_io import strict_json
 from sg_rlhf.report.runs import RunError
-from sg_rlhf.studies import results as study_results
-from sg_rlhf.studies import tables as study_tables
-from sg_rlhf.studies.plan import Cell, Study, load_study
-from sg_rlhf.studies.runner import CellError, Runner, State
 
 EXAMPLES = """\
 examples:
   what would be run, and what is there already
-    python -m sg_rlhf.studies --study experiments/kk_small/study.yaml --list
+    python -m lab.study --study lab/experiments/kk_small/study.yaml --list
   the whole study, two runs at a time
-    python -m sg_rlhf.studies --study experiments/kk_small/study.yaml --jobs 2
+    python -m lab.study --study lab/experiments/kk_small/study.yaml --jobs 2
   one regime of it
-    python -m sg_rlhf.studies --study experiments/kk_small/study.yaml --only 'base/*/s0'
+    python -m lab.study --study lab/experiments/kk_small/study.yaml --only 'base/*/s0'
   the tables and pages again, from the cells and the runs that are there
-    python -m sg_rlhf.studies --study experiments/kk_small/study.yaml --table
+    python -m lab.study --study lab/experiments/kk_small/study.yaml --table
 
 With GPUs each cell gets as many as the study says, and --jobs defaults to what fits.
 """
@@ -46,12 +46,12 @@ With GPUs each cell gets as many as the study says, and --jobs defaults to what 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
     """The command line, with the teaching help."""
     parser = OneLineParser(
-        prog="python -m sg_rlhf.studies",
+        prog="python -m lab.study",
         description=__doc__,
         epilog=EXAMPLES,
     )
     parser.add_argument("--study", required=True, type=Path, metavar="FILE", help="the study")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="results [experiments/<study>]")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="results [lab/experiments/<study>]")
     parser.add_argument(
         "--runs", type=Path, metavar="DIR", help="run directories and data [runs/<study>]"
     )
@@ -75,7 +75,7 @@ def write_tables(study: Study, finished: dict[Cell, dict[str, Any]], out: Path) 
     write_whole(out / "results.json", strict_json.dumps(content) + "\n")
     write_whole(out / "results.md", study_tables.table(study, rows))
     if any("grad_norm_peak_ratio" in row for row in rows):
-        from sg_rlhf.studies import plots as study_plots  # matplotlib: only where it draws
+        from lab.study import plots as study_plots  # matplotlib: only where it draws
 
         study_plots.plot_differences(study, rows, out / "differences.png")
 
@@ -174,7 +174,7 @@ def main(argv: list[str] | None = None) -> int:
     interrupted = False
     try:
         study = load_study(arguments.study)
-        out = arguments.out or Path("experiments") / study.name
+        out = arguments.out or Path("lab/experiments") / study.name
         runner = Runner(study, out, arguments.runs or Path("runs") / study.name, arguments.jobs)
         cells = _chosen(list(study.cells()), arguments.only or "*", arguments.study)
         states = {cell: runner.state(cell) for cell in cells}
@@ -185,7 +185,7 @@ def main(argv: list[str] | None = None) -> int:
             print(overview(list(states.values())))
             failures, interrupted = _run(runner, [c for c in cells if states[c] is not State.DONE])
     except ConfigError as error:
-        print(f"sg_rlhf.studies: {error}", file=sys.stderr)
+        print(f"lab.study: {error}", file=sys.stderr)
         return 2
     finished = report_results(runner)
     if not interrupted:

@@ -52,7 +52,7 @@ class Variant(Regime):
 
 
 class Sharpness(_Section):
-    """Arguments of ``python -m sg_rlhf.measure.sharpness``; the first cell samples the batch."""
+    """Arguments of ``python -m lab.measure.sharpness``; the first cell samples the batch."""
 
     data: str
     rho: list[float] = Field(min_length=1)
@@ -60,7 +60,7 @@ class Sharpness(_Section):
 
 
 class Accuracy(_Section):
-    """Arguments of ``python -m sg_rlhf.measure.accuracy`` on each cell's last checkpoint.
+    """Arguments of ``python -m lab.measure.accuracy`` on each cell's last checkpoint.
 
     sets: a name and a file each; ``held_out`` and ``train`` give the generalisation gap.
     """

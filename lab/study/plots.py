@@ -10,9 +10,9 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
+from lab.study.plan import Study
+from lab.study.results import geometric_mean, interval, main_accuracy
 from sg_rlhf.common import figures
-from sg_rlhf.studies.plan import Study
-from sg_rlhf.studies.results import geometric_mean, interval, main_accuracy
 
 #: Colour of a mean and its interval.
 RING = "#222222"

@@ -13,12 +13,12 @@ from typing import Any
 
 from scipy import stats
 
+from lab.study.plan import Cell, Study
 from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.common.statistics import spikes
 from sg_rlhf.config import ConfigError
 from sg_rlhf.data_io import strict_json
 from sg_rlhf.run_dir import jsonl_log
-from sg_rlhf.studies.plan import Cell, Study
 
 #: All runs of a study in one file, as it is published.
 RECORD = "results.jsonl.gz"

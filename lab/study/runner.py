@@ -17,13 +17,15 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from lab.study import results as study_results
+from lab.study.plan import DATA, Cell, Study, overrides
 from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.config import ConfigError
 from sg_rlhf.data_io import strict_json
 from sg_rlhf.machine.gpus import visible_devices
 from sg_rlhf.run_dir.final_model import final_checkpoint, final_checkpoint_complete
-from sg_rlhf.studies import results as study_results
-from sg_rlhf.studies.plan import DATA, Cell, Study, overrides
+
+LAB = Path(__file__).parents[1]
 
 
 def device_groups(found: list[str], size: int) -> list[str]:
@@ -189,12 +191,12 @@ class Runner:
         result = run_dir / _named_after("accuracy", settings)
         if not result.exists():
             arguments = self.accuracy_arguments(final_checkpoint(run_dir), result)
-            self._run(["-m", "sg_rlhf.measure.accuracy", *arguments], log, device)
+            self._run(["-m", "lab.measure.accuracy", *arguments], log, device)
         measured: dict[str, Any] = json.loads(result.read_text())
         return {"samples": measured["samples"], "sets": measured["models"][0]["sets"]}
 
     def accuracy_arguments(self, model: str | Path, result: Path) -> list[str]:
-        """The arguments of ``python -m sg_rlhf.measure.accuracy`` for one checkpoint."""
+        """The arguments of ``python -m lab.measure.accuracy`` for one checkpoint."""
         settings = self.study.file.accuracy
         assert settings is not None
         files = [f"{k}={v.replace(DATA, str(self.data))}" for k, v in settings.sets.items()]
@@ -211,7 +213,7 @@ class Runner:
         settings = self.study.file.sharpness
         assert settings is not None
         return [
-            "-m", "sg_rlhf.measure.sharpness", "--model", str(model),
+            "-m", "lab.measure.sharpness", "--model", str(model),
             "--reward", self._value("reward.remote_url"), "--batch", str(batch),
             "--data", settings.data.replace(DATA, str(self.data)), "--rho", *map(str, settings.rho),
             "--json", str(result), *settings.arguments.split(),
@@ -221,6 +223,9 @@ class Runner:
         log.parent.mkdir(parents=True, exist_ok=True)
         # A cell has a Ray cluster of its own, also inside a job of another one.
         environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+        # For the reward of a study: `module:experiments.NAME.reward`.
+        paths = [environment.get("PYTHONPATH"), str(LAB)]
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         if device is not None:
             environment["CUDA_VISIBLE_DEVICES"] = device
         with log.open("ab") as output:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from lab.study.plan import Study
+from lab.study.results import MIN_SEEDS, main_accuracy
 from sg_rlhf.common.statistics import SPIKE_FACTOR, SPIKE_WINDOW
 from sg_rlhf.common.text import table_head, table_row
-from sg_rlhf.studies.plan import Study
-from sg_rlhf.studies.results import MIN_SEEDS, main_accuracy
 
 #: key of a cell, heading, digits: after the accuracies, where some run has it.
 COLUMNS = (

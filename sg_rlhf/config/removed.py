@@ -67,6 +67,6 @@ TRAIN_OPTIONS: dict[str, str] = {
         ("--image", "--time", "--partition", "--account"),
         "it is an option of `sg-rlhf launch sbatch|kuberay|skypilot`",
     ),
-    "--replay": "one update says little; `sg-rlhf measure minibatch-gradients` compares weightings "
-    "on the same minibatches",
+    "--replay": "one update says little; `python -m lab.measure minibatch-gradients` compares "
+    "weightings on the same minibatches",
 }

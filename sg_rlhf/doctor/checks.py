@@ -15,7 +15,7 @@ from sg_rlhf.machine.names import SIZES
 
 #: Memory of other processes on a GPU above which the doctor warns, MiB; a desktop takes less.
 BUSY_MIB = 2048
-#: A run of the tiny model peaks at 4.1 GB (experiments/kk_cpu); the rest is the system's.
+#: A run of the tiny model peaks at 4.1 GB (lab/experiments/kk_cpu); the rest is the system's.
 CPU_HOST_GIB = 8
 #: NCCL's shared-memory transport takes a segment of 9.2 MiB (its log: "size 9637888") for each
 #: channel of a pair: at least 2 channels a GPU, and 2 communicators (DeepSpeed's, the weight

@@ -228,7 +228,7 @@ def settings(layout: Layout) -> dict[str, dict[str, Any]]:
     plan chooses faster settings (`sg_rlhf.plan.of_recipe.fitted`).
 
     On a single GPU ZeRO-3 saves nothing, and ZeRO-2
-    takes a third of its time (bench/results/zero_stages.json). GPUs of 24 and 40 GB train one
+    takes a third of its time (lab/bench/results/zero_stages.json). GPUs of 24 and 40 GB train one
     sample at a time. Micro-batches of several GPUs leave room for logits, where a model has no
     fused head. Optimizer states (12 bytes per parameter) are in host memory unless 4 or more GPUs
     of 80 GB share them. vLLM's share of the memory holds 8B parameters (15 GiB) where such models

@@ -2,7 +2,7 @@
 
 Every constant is in :class:`Assumptions`, with its source. Two rollout steps were measured on one
 GPU (tests/gpu/README.md), of 0.5B and 3B parameters, and micro-batches of 3B under two ZeRO stages
-(bench/results/zero_stages.json). Links, networks and several GPUs are assumed. A run writes its
+(lab/bench/results/zero_stages.json). Links, networks and several GPUs are assumed. A run writes its
 measured times next to the estimate.
 """
 
@@ -56,8 +56,8 @@ class Assumptions:
     host_bandwidth: float = 150.0
     #: Python's work for one layer's forward pass under ZeRO-3, and below. A backward pass counts
     #: 1.5. Measured with 3B: .0089 to .0094 and .001; with recomputation .032 for both passes. The
-    #: first is without leaf modules, which take about half (bench/results/update_costs.json, on a
-    #: CPU; not measured on a GPU).
+    #: first is without leaf modules, which take about half (lab/bench/results/update_costs.json,
+    #: on a CPU; not measured on a GPU).
     gathered_layer_seconds: float = 0.0093
     leaf_share: float = 0.55
     layer_seconds: float = 0.001
@@ -77,8 +77,8 @@ class Assumptions:
     #: One tensor in a bucket: gathered and freed by ZeRO-3, copied, loaded.
     packed_seconds: float = 0.0005
     #: Share of the ranks' time that is work, not waiting: samples balanced by length, dynamic
-    #: batches, upstream's order. Means of bench/results/waiting_ranks.json, whose draws reach from
-    #: 0.86, 0.85 and 0.39.
+    #: batches, upstream's order. Means of lab/bench/results/waiting_ranks.json, whose draws reach
+    #: from 0.86, 0.85 and 0.39.
     balanced: float = 0.99
     dynamic: float = 0.96
     unbalanced: float = 0.67
@@ -425,7 +425,7 @@ def gradient_transfers(run: RunShape) -> int:
     and back in each micro-batch (stage3.py, ``partition_grads``), and so does ZeRO-2
     (stage_1_and_2.py, ``async_accumulate_grad_in_cpu_via_gpu``). ZeRO-2 keeps float32 sums on the
     GPU, and ZeRO-1 all sums: there they cross once in an optimizer step. Counted in
-    bench/results/update_costs.json.
+    lab/bench/results/update_costs.json.
     """
     on_gpu = run.zero_stage < 2 or (run.zero_stage == 2 and run.grad_bytes > run.weight_bytes)
     return 0 if on_gpu or not run.adam_offload else 2

@@ -30,10 +30,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen2Config, 
 from transformers.utils import logging as transformers_logging
 
 from sg_rlhf.common.argument_types import OneLineParser, non_negative_int, positive_int
-from sg_rlhf.measure.rollouts import sample_responses
 from sg_rlhf.tasks import registry
 from sg_rlhf.tasks.domain import load
 from sg_rlhf.tasks.tiny import Item, Recipe, TinyModel
+from sg_rlhf.tiny.sampling import sample_responses
 from sg_rlhf.tiny.tokenizer import build_tokenizer
 from sg_rlhf.tiny.warm_start import train
 

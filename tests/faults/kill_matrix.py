@@ -34,7 +34,7 @@ from typing import Any
 
 import psutil
 
-from bench.common import as_json
+from lab.bench.common import as_json
 from sg_rlhf.common.resources import machine
 from sg_rlhf.overlay.reporting import activity
 from sg_rlhf.run_dir import jsonl_log

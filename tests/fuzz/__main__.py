@@ -15,7 +15,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 
-from bench.common import write
+from lab.bench.common import write
 from tests.fuzz.targets import TARGETS
 
 BATCH = 200

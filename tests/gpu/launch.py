@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from bench.common import write
+from lab.bench.common import write
 from sg_rlhf.common.resources import machine
 from tests.gpu.result import plain, summary
 from tests.gpu.stages import Stage

@@ -1,7 +1,7 @@
 """Stage g: the shipped tiny model learns Knights and Knaves on one GPU.
 
 The recipe of the quick start with the settings of a GPU: bfloat16, CUDA graphs, varlen attention.
-Its 20 rollouts take held-out accuracy on a CPU from .28 to .55 (experiments/kk_cpu/README.md).
+Its 20 rollouts take held-out accuracy on a CPU from .28 to .55 (lab/experiments/kk_cpu/README.md).
 """
 
 from __future__ import annotations

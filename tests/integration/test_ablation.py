@@ -57,7 +57,7 @@ def write(path: Path, accuracy: str) -> None:
 def test_a_cell_is_resumed_and_measured_again_without_training(tmp_path: Path) -> None:
     path, out, runs = tmp_path / "one.yaml", tmp_path / "out", tmp_path / "runs"
     command = [
-        sys.executable, "-m", "sg_rlhf.studies", "--study", str(path), "--out", str(out),
+        sys.executable, "-m", "lab.study", "--study", str(path), "--out", str(out),
         "--runs", str(runs),
     ]  # fmt: skip
     options: dict[str, Any] = {"cwd": ROOT, "env": environment(), "text": True}
@@ -100,9 +100,7 @@ def test_a_cell_is_resumed_and_measured_again_without_training(tmp_path: Path) -
     assert failed.returncode == 1 and failed.stdout.startswith(
         "0 of 1 runs are complete; 1 to measure\n"
     )
-    assert (
-        "failed: base/grpo/s0: sg_rlhf.measure.accuracy ended with status 2; see " in failed.stderr
-    )
+    assert "failed: base/grpo/s0: lab.measure.accuracy ended with status 2; see " in failed.stderr
     assert file.read_bytes() == before
 
     # Other measurements of the same run: it is not trained again.

@@ -97,7 +97,7 @@ def test_the_archives_hold_what_they_need(built: tuple[Path, Path]) -> None:
         if source and "__pycache__" not in path.parts:
             assert str(path.relative_to(ROOT)) in inside
     assert "sg_rlhf/eval/lm_eval_tasks/sg_aime.yaml" in inside
-    assert not {name for name in inside if name.startswith(("eval/", "tests/", "bench/", "docs/"))}
+    assert not {name for name in inside if name.startswith(("eval/", "tests/", "lab/", "docs/"))}
     with tarfile.open(archive) as tar:
         members = {name.partition("/")[2] for name in tar.getnames()}
     for name in (

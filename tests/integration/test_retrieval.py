@@ -27,7 +27,7 @@ from hypothesis import given, settings
 from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi import checks
 
-from bench.random_encoder import save_random_encoder
+from lab.bench.random_encoder import save_random_encoder
 from sg_rlhf.retrieval import index, server
 from sg_rlhf.retrieval.dense_build import encoded_rows
 from sg_rlhf.retrieval.index import build

@@ -30,9 +30,9 @@ import psutil
 import ray
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "bench"))
+sys.path.insert(0, str(ROOT / "lab" / "bench"))
 
-from bench import weight_sync as bench  # noqa: E402
+from lab.bench import weight_sync as bench  # noqa: E402
 from sg_rlhf.config import load_config  # noqa: E402
 from sg_rlhf.overlay.cpu import platform  # noqa: E402
 from sg_rlhf.overlay.patches import table  # noqa: E402

@@ -86,12 +86,12 @@ def third_party(imports: Iterator[tuple[str, int]], where: str, ours: set[str]) 
 
 def project_imports() -> dict[str, str]:
     found: dict[str, str] = {}
-    for folder in ("sg_rlhf", "eval", "tests", "scripts", "bench", "experiments"):
+    for folder in ("sg_rlhf", "eval", "tests", "scripts", "lab"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             where = path.relative_to(ROOT)
             package = ".".join(where.parent.parts)
             # Scripts import their neighbours by bare name.
-            ours = {"sg_rlhf", "eval", "tests", "bench", "experiments"}
+            ours = {"sg_rlhf", "eval", "tests", "lab", "experiments"}
             ours |= {p.stem for p in path.parent.glob("*.py")}
             found |= third_party(absolute_imports(path.read_text(), package), str(where), ours)
     return found

@@ -1,7 +1,7 @@
 """A test may fail because something is wrong, and never because the machine is busy.
 
 Its limits only end what hangs: ten times what is needed on a quiet machine, and more. How long
-something takes is measured in bench/.
+something takes is measured in lab/bench/.
 """
 
 from __future__ import annotations

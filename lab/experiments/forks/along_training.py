@@ -1,6 +1,6 @@
 """Gradients and sharpness along training, of the runs with seed 0.
 
-    python -m experiments.forks.along_training
+    python -m lab.experiments.forks.along_training
 
 For each corpus: the start model, and GRPO and GRPO-SG outside the clip after 20 and 40 rollouts.
 Each model answers 16 prompts x 8 for the gradients (Eq. 17, 18); sharpness (Eq. 14) is on one batch
@@ -19,8 +19,8 @@ from typing import Any
 from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 from safetensors.torch import load_file, save_file
 
+from lab.measure import minibatch_gradients, sharpness, token_gradients
 from sg_rlhf.common.atomic_io import write_whole
-from sg_rlhf.measure import minibatch_gradients, sharpness, token_gradients
 
 HERE = Path(__file__).parent
 RUNS = Path("runs/forks")
@@ -28,7 +28,7 @@ OUT = HERE / "along_training.json"
 ARMS, CORPORA, MIDDLE, LAST = ("grpo", "sg_outside"), ("r", "d"), 20, 40
 BATCH = [
     "--data", str(RUNS / "data/arithmetic/train.jsonl"), "--threads", "2",
-    "--reward", "module:experiments.forks.reward", "--prompts", "16", "--group", "8",
+    "--reward", "module:lab.experiments.forks.reward", "--prompts", "16", "--group", "8",
 ]  # fmt: skip
 ALGORITHMS = [f"configs/algorithms/{name}.yaml" for name in ("grpo", "grpo_sg_outside")]
 RHO = 0.05

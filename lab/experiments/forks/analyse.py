@@ -1,7 +1,7 @@
 """The tables of the study, as preregistration.md fixes them.
 
-    python -m experiments.forks.analyse            the tables, and figure.png
-    python -m experiments.forks.analyse --blinded  the sample size alone; it reads no arm's label
+    python -m lab.experiments.forks.analyse            the tables, and figure.png
+    python -m lab.experiments.forks.analyse --blinded  the sample size alone: no arm's label is read
 
 It refuses if a file of preregistration.sha256 has changed, or while a primary run is missing.
 """
@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 
 from scipy import stats
 
-from experiments.forks import figure
-from sg_rlhf.studies.plan import Cell, Study, load_study
-from sg_rlhf.studies.results import read_record
+from lab.experiments.forks import figure
+from lab.study.plan import Cell, Study, load_study
+from lab.study.results import read_record
 
 HERE = Path(__file__).parent
 CORPORA = {"r": "R", "d": "D"}

@@ -1,6 +1,6 @@
 """Check that the start models suit the study, before any reinforcement learning.
 
-    python -m experiments.forks.gate --json experiments/forks/gates.json
+    python -m lab.experiments.forks.gate --json lab/experiments/forks/gates.json
 
 Prints a table, and ends with status 1 if a start model is outside a range of `GATES`. Everything is
 at temperature 1, on problems that no demonstration has.
@@ -22,13 +22,13 @@ from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
-from experiments.forks.corpora import GOOD, WORDS, R, WarmStart
+from lab.experiments.forks.corpora import GOOD, WORDS, R, WarmStart
 from sg_rlhf.algo.weightings import make_weighting
 from sg_rlhf.data_io.dataset_writer import sha256_of
-from sg_rlhf.measure.rollouts import sample_responses
 from sg_rlhf.tasks.domain import load
 from sg_rlhf.tasks.math.prompt import prompt_of
 from sg_rlhf.tasks.math.sets.arithmetic import Problem, generate
+from sg_rlhf.tiny.sampling import sample_responses
 
 PROBLEMS, GROUP, SEED = 200, 8, 5
 #: Weights of p below this differ from U = 1.4 (tau 9, Eq. 19).

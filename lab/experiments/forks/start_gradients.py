@@ -1,6 +1,6 @@
 """How far each arm turns the gradient of a start model, and the model's greedy accuracy.
 
-    python -m experiments.forks.start_gradients r0
+    python -m lab.experiments.forks.start_gradients r0
 
 Compares every arm with GRPO on the same 8 minibatches of 8 prompts x 8 responses: cosine of the
 gradients and of AdamW's steps. `zero_low` removes the tokens with p < .327. It is no arm of the
@@ -20,16 +20,16 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from experiments.forks.corpora import R
-from experiments.forks.gate import PROBLEMS, SEED, VARIES
+from lab.experiments.forks.corpora import R
+from lab.experiments.forks.gate import PROBLEMS, SEED, VARIES
+from lab.measure import minibatch_gradients
 from sg_rlhf.algo.weightings import Weighting
 from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.data_io.dataset_writer import sha256_of
-from sg_rlhf.measure import minibatch_gradients
-from sg_rlhf.measure.rollouts import sample_responses
 from sg_rlhf.tasks.domain import load
 from sg_rlhf.tasks.math.prompt import prompt_of
 from sg_rlhf.tasks.math.sets.arithmetic import generate
+from sg_rlhf.tiny.sampling import sample_responses
 
 HERE = Path(__file__).parent
 RUNS = Path("runs/forks")
@@ -43,7 +43,7 @@ ARMS: dict[str, tuple[str, dict[str, Any]]] = {
     "reshape_reversed": ("reshape_reversed", {"c": 0.5}),
     "sg_inside": ("grpo_sg", {}),
     "mask_only": ("mask_only", {}),
-    "zero_low": ("uniform", {"type": "experiments.forks.start_gradients:ZeroLow"}),
+    "zero_low": ("uniform", {"type": "lab.experiments.forks.start_gradients:ZeroLow"}),
 }  # fmt: skip
 
 
@@ -51,7 +51,7 @@ ARMS: dict[str, tuple[str, dict[str, Any]]] = {
 class ZeroLow(Weighting):
     """0 for p < .327, else 1."""
 
-    source = "experiments/forks/README.md"
+    source = "lab/experiments/forks/README.md"
 
     def weights(self, p_BT: Tensor, context: Any) -> Tensor:
         """Shape of p_BT."""
@@ -86,7 +86,7 @@ def measured(folder: Path) -> dict[str, Any]:
     figures = scratch / "figures.json"
     failed = minibatch_gradients.main([
         "--model", str(folder), "--data", str(RUNS / "data/arithmetic/train.jsonl"),
-        "--reward", "module:experiments.forks.reward", "--threads", "1", "--json", str(figures),
+        "--reward", "module:lab.experiments.forks.reward", "--threads", "1", "--json", str(figures),
         "--prompts", "8", "--group", "8", "--batches", "8", "--warm-up", "8",
         "--algorithm", *map(str, recipes),
     ])  # fmt: skip

@@ -1,9 +1,9 @@
 """The effect of each rule of the grader: the verdicts that change without it.
 
-    python -m experiments.graders.ablate --data-dir data/math --out FILE
+    python -m lab.experiments.graders.ablate --data-dir data/math --out FILE
 
-The answers are those of `experiments.graders.suites`. A first pass notes which rules do something
-with which answer; then each rule is left out, and these answers are graded again.
+The answers are those of `lab.experiments.graders.suites`. A first pass notes which rules do
+something with which answer; then each rule is left out, and these answers are graded again.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from unittest import mock
 
 from tqdm import tqdm
 
-from bench.common import write
-from experiments.graders import suites
-from experiments.graders.suites import Answer
+from lab.bench.common import write
+from lab.experiments.graders import suites
+from lab.experiments.graders.suites import Answer
 from sg_rlhf.tasks.math.answers import lists, normalize, symbolic, symbols, worker
 from sg_rlhf.tasks.math.answers.boxed import last_box
 from sg_rlhf.tasks.math.answers.reason import Reason
@@ -162,7 +162,7 @@ def effects(
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 0; 2 with one line for missing files."""
     parser = argparse.ArgumentParser(
-        prog="python -m experiments.graders.ablate",
+        prog="python -m lab.experiments.graders.ablate",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -189,7 +189,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         rules[rule.name] = {"does": rule.does, **{suite: dict(c) for suite, c in counts.items()}}
     versions = {name: metadata.version(name) for name in ("math-verify", "sympy")}
     result = {
-        "command": "python -m experiments.graders.ablate --data-dir data/math --out OUT"
+        "command": "python -m lab.experiments.graders.ablate --data-dir data/math --out OUT"
         + " --quick" * args.quick,
         "date": args.date,
         "versions": {**versions, "python": platform.python_version()},

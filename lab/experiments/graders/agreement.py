@@ -1,9 +1,9 @@
 """Ours beside five other rules, on answers of known value and on responses.
 
-    python -m experiments.graders.agreement --data-dir data/math --out FILE
-    python -m experiments.graders.agreement ... --responses NAME=out/math/samples.jsonl
+    python -m lab.experiments.graders.agreement --data-dir data/math --out FILE
+    python -m lab.experiments.graders.agreement ... --responses NAME=out/math/samples.jsonl
 
-The answers are those of `experiments/graders/mutations.py`, fewer of them: rewrites are right,
+The answers are those of `lab/experiments/graders/mutations.py`, fewer of them: rewrites are right,
 mutations wrong.
 Responses are lines of JSON with `response` and `gold`, as `samples.jsonl` of an evaluation has
 them; nobody says which of them are right, so only agreement with ours is counted. A Markdown table
@@ -21,9 +21,9 @@ from typing import Any
 
 from tqdm import tqdm
 
-from bench.common import write
-from experiments.graders.mutations import MUTATIONS, REWRITES, make
-from experiments.graders.self_grading import FILES, read_golds
+from lab.bench.common import write
+from lab.experiments.graders.mutations import MUTATIONS, REWRITES, make
+from lab.experiments.graders.self_grading import FILES, read_golds
 from sg_rlhf.tasks.math.grading import WorkerPool, grade_many
 from sg_rlhf.tasks.math.reference_graders import GRADERS, ReferenceGraders, find_sources
 
@@ -82,7 +82,7 @@ def read_responses(path: Path) -> list[Pair]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 0, or 2 with one line."""
     parser = argparse.ArgumentParser(
-        prog="python -m experiments.graders.agreement",
+        prog="python -m lab.experiments.graders.agreement",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -121,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     others.close()
     pool.close()
     result = {
-        "command": "python -m experiments.graders.agreement --data-dir data/math",
+        "command": "python -m lab.experiments.graders.agreement --data-dir data/math",
         "date": args.date,
         "seed": args.seed,
         "rules": {name: rule.identity() for name, rule in GRADERS.items()},

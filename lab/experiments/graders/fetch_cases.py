@@ -1,7 +1,7 @@
 """Fetch the test cases of other graders of mathematics, each file at one commit and checked.
 
-    python -m experiments.graders.fetch_cases
-    python -m experiments.graders.fetch_cases --from math_verify=../Math-Verify
+    python -m lab.experiments.graders.fetch_cases
+    python -m lab.experiments.graders.fetch_cases --from math_verify=../Math-Verify
 
 The files go to `~/.cache/sg_rlhf/grader_cases`, or `--cache`; what is there already is only
 checked. `--from SUITE=FOLDER` takes a suite's files from a checkout of its repository instead of
@@ -14,7 +14,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from experiments.graders import pinned_files
+from lab.experiments.graders import pinned_files
 from sg_rlhf.data_io.pinned_download import Origin
 
 CACHE = Path("~/.cache/sg_rlhf/grader_cases").expanduser()
@@ -127,7 +127,7 @@ def _lines(cache: Path, given: Mapping[str, Path]) -> list[str]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 0, or 2 with one line."""
     return pinned_files.command(
-        "experiments.graders.fetch_cases", __doc__, add_options, _lines, argv
+        "lab.experiments.graders.fetch_cases", __doc__, add_options, _lines, argv
     )
 
 

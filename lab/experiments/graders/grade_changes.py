@@ -1,6 +1,6 @@
 """Golds with a harmless change, which must be graded right, and with a real one, which must not.
 
-    python -m experiments.graders.grade_changes --data-dir data/math --out FILE
+    python -m lab.experiments.graders.grade_changes --data-dir data/math --out FILE
 
 Every gold that is more than a number gets each change that it has room for, from a seed. The result
 counts what was graded right, and quotes no data; `--texts FILE` writes the surprises.
@@ -15,8 +15,8 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from bench.common import provenance, write
-from experiments.graders.self_grading import FILES, read_golds
+from lab.bench.common import provenance, write
+from lab.experiments.graders.self_grading import FILES, read_golds
 from sg_rlhf.tasks.math.grading import grade_many
 
 _PLAIN = re.compile(r"-?[0-9,.]+")
@@ -62,7 +62,7 @@ def more_than_a_number(golds: Iterable[str]) -> list[str]:
 def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(
-        prog="python -m experiments.graders.grade_changes", description=__doc__.split("\n")[0]
+        prog="python -m lab.experiments.graders.grade_changes", description=__doc__.split("\n")[0]
     )
     parser.add_argument("--data-dir", type=Path, required=True, help="the mathematics data")
     parser.add_argument("--out", type=Path, required=True, help="the result, JSON")
@@ -85,10 +85,10 @@ def main() -> int:
     for kind, row in counts.items():
         print(f"{kind:16} {row['tried']:6} tried {row['right']:6} right")
     result = {
-        **provenance("experiments/graders/grade_changes.py", "math-verify", "sympy"),
+        **provenance("lab/experiments/graders/grade_changes.py", "math-verify", "sympy"),
         "kinds": counts,
     }
-    result["command"] = "python -m experiments.graders.grade_changes --data-dir DATA --out OUT"
+    result["command"] = "python -m lab.experiments.graders.grade_changes --data-dir DATA --out OUT"
     write(result, args.out)
     if args.texts:
         args.texts.write_text(json.dumps(surprises, indent=1) + "\n")

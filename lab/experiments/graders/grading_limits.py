@@ -1,6 +1,6 @@
 """How long the tests' hostile answers take by the wall clock, one after the other.
 
-    python -m experiments.graders.grading_limits --out FILE
+    python -m lab.experiments.graders.grading_limits --out FILE
 
 The limit of an answer is processor time (`sg_rlhf.tasks.math.answers.pool`); on a machine
 that is not starved the two should agree. What is above the limit is the pool's notice of a worker's
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from bench.common import provenance, write
+from lab.bench.common import provenance, write
 from sg_rlhf.tasks.math.answers.pool import DEFAULT_WORKERS
 from sg_rlhf.tasks.math.grading import WorkerPool, grade
 from tests.unit.tasks.math.test_grading_hostile import HOSTILE
@@ -26,7 +26,7 @@ from tests.unit.tasks.math.test_grading_hostile import HOSTILE
 def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(
-        prog="python -m experiments.graders.grading_limits", description=__doc__.split("\n")[0]
+        prog="python -m lab.experiments.graders.grading_limits", description=__doc__.split("\n")[0]
     )
     parser.add_argument("--out", type=Path, required=True, help="the result, JSON")
     args = parser.parse_args()
@@ -41,7 +41,7 @@ def main() -> int:
     pool.close()
     slowest = max(taken, key=lambda name: taken[name]["seconds"])
     result = {
-        **provenance("experiments/graders/grading_limits.py", "math-verify", "sympy", "pebble"),
+        **provenance("lab/experiments/graders/grading_limits.py", "math-verify", "sympy", "pebble"),
         "load_before": load,
         "limit_s": pool.limit_s,
         "answers": len(taken),

@@ -1,6 +1,6 @@
 """Both error rates of the grader: harmless rewrites and one-change mutations of the data's golds.
 
-    python -m experiments.graders.mutations --data-dir data/math --label before --out FILE
+    python -m lab.experiments.graders.mutations --data-dir data/math --label before --out FILE
 
 10,000 rewrites, each of which means what the gold means, and 5,000 mutations, each of which does
 not. Every mutation is certified: numbers by exact arithmetic, formulas at random rational points
@@ -24,8 +24,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from bench.common import write
-from experiments.graders.self_grading import FILES, Gold, read_golds
+from lab.bench.common import write
+from lab.experiments.graders.self_grading import FILES, Gold, read_golds
 from sg_rlhf.tasks.math.grading import WorkerPool, grade_many
 
 #: A family gives another text of a gold, or None where it does not apply.
@@ -381,7 +381,7 @@ def markdown(result: Mapping[str, Any]) -> str:
         "",
         f"{counts['mutations']} of {last['mutations']['made']:,} mutations accepted, "
         f"{counts['rewrites']} of {last['rewrites']['made']:,} rewrites rejected ({labels[-1]}). "
-        f"`python -m experiments.graders.mutations --data-dir data/math --label {labels[-1]}`, "
+        f"`python -m lab.experiments.graders.mutations --data-dir data/math --label {labels[-1]}`, "
         f"{last['date']}.",
         "",
     ]

@@ -1,7 +1,7 @@
 """Our grader on the test cases of seven others, with a verdict on each disagreement.
 
-    python -m experiments.graders.fetch_cases
-    python -m experiments.graders.outside_cases --label before --out FILE
+    python -m lab.experiments.graders.fetch_cases
+    python -m lab.experiments.graders.outside_cases --label before --out FILE
 
 The second line again with `--label after` adds a column: the file keeps one entry for each label. A
 Markdown table is written beside it. `verdicts.tsv` says for each disagreement who is right; one
@@ -25,9 +25,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from bench.common import write
-from experiments.graders import cases, fetch_cases
-from experiments.graders.cases import Case
+from lab.bench.common import write
+from lab.experiments.graders import cases, fetch_cases
+from lab.experiments.graders.cases import Case
 from sg_rlhf.data_io.records import DataError
 from sg_rlhf.tasks.math.grading import Grade, WorkerPool, grade_many
 
@@ -153,7 +153,7 @@ def markdown(result: Mapping[str, Any]) -> str:
         "# Other graders' test cases",
         "",
         f"Of {total} cases, ours is wrong on {wrong}; on {false} of them it accepts a wrong answer "
-        f"({labels[-1]}). `python -m experiments.graders.outside_cases --label {labels[-1]}`, "
+        f"({labels[-1]}). `python -m lab.experiments.graders.outside_cases --label {labels[-1]}`, "
         f"{result['runs'][labels[-1]]['date']}.",
         "",
         "| suite | cases | "
@@ -194,7 +194,7 @@ def cell(text: str) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 0; 1 with `--strict` for what must not be; 2 for bad input."""
     parser = argparse.ArgumentParser(
-        prog="python -m experiments.graders.outside_cases",
+        prog="python -m lab.experiments.graders.outside_cases",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

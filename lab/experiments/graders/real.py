@@ -1,7 +1,7 @@
 """Ours and five other rules on published responses of models, each disagreement with a verdict.
 
-    python -m experiments.graders.responses
-    python -m experiments.graders.real --data-dir data/math --out FILE
+    python -m lab.experiments.graders.responses
+    python -m lab.experiments.graders.real --data-dir data/math --out FILE
 
 A response is right where its last box holds a right answer (`real_verdicts.tsv` says which of those
 that the rules differ on are), and wrong without a box, which the prompt asks for. Listed are the
@@ -33,10 +33,10 @@ from typing import Any
 
 from tqdm import tqdm
 
-from bench.common import write
-from experiments.graders import responses
-from experiments.graders.outside_cases import cell, short
-from experiments.graders.responses import FILES, Response
+from lab.bench.common import write
+from lab.experiments.graders import responses
+from lab.experiments.graders.outside_cases import cell, short
+from lab.experiments.graders.responses import FILES, Response
 from sg_rlhf.tasks.math.answers.boxed import last_box
 from sg_rlhf.tasks.math.grading import WorkerPool, grade_many
 from sg_rlhf.tasks.math.reference_graders import GRADERS as OTHERS
@@ -207,7 +207,7 @@ def markdown(result: Mapping[str, Any]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 0; 1 with `--strict` for what must not be; 2 with one line for bad input."""
     parser = argparse.ArgumentParser(
-        prog="python -m experiments.graders.real",
+        prog="python -m lab.experiments.graders.real",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -239,7 +239,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     verdicts = [{OURS: g.correct, **t} for g, t in zip(ours, theirs, strict=True)]
     versions = {name: metadata.version(name) for name in ("math-verify", "sympy")}
     result = {
-        "command": "python -m experiments.graders.real --data-dir data/math --out OUT",
+        "command": "python -m lab.experiments.graders.real --data-dir data/math --out OUT",
         "date": args.date,
         "versions": {**versions, "python": platform.python_version()},
         "rules": {name: rule.identity() for name, rule in OTHERS.items()},

@@ -1,7 +1,7 @@
 """Published responses of models to the evaluation sets: fetched at one commit and checked.
 
-    python -m experiments.graders.responses
-    python -m experiments.graders.responses --from NovaSky-AI/SkyThought=../SkyThought
+    python -m lab.experiments.graders.responses
+    python -m lab.experiments.graders.responses --from NovaSky-AI/SkyThought=../SkyThought
 
 The files go to `~/.cache/sg_rlhf/responses`, or `--cache`; what is there already is only checked.
 `--from REPOSITORY=FOLDER` takes them from a folder that has them under their paths instead of the
@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.graders import pinned_files
+from lab.experiments.graders import pinned_files
 from sg_rlhf.data_io.pinned_download import Origin
 from sg_rlhf.data_io.records import DataError
 from sg_rlhf.tasks.math.sets.published import read_eval_set
@@ -220,7 +220,9 @@ def _lines(cache: Path, given: Mapping[str, Path]) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 0, or 2 with one line."""
-    return pinned_files.command("experiments.graders.responses", __doc__, add_options, _lines, argv)
+    return pinned_files.command(
+        "lab.experiments.graders.responses", __doc__, add_options, _lines, argv
+    )
 
 
 if __name__ == "__main__":

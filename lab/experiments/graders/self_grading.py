@@ -1,6 +1,6 @@
 """Grade each gold answer of the mathematics data sets against itself, and write a report.
 
-    python -m experiments.graders.self_grading --data-dir data/math --out FILE
+    python -m lab.experiments.graders.self_grading --data-dir data/math --out FILE
 
 Three graders: ours, its slow path alone (math-verify in the worker pool, without the comparison of
 texts and numbers), and the plain library, called as its manual shows. Golds are named by file, row
@@ -135,7 +135,7 @@ def report(results: dict[str, Result], date: str) -> str:
     lines = [
         "# Each gold answer, boxed, against itself",
         "",
-        "`python -m experiments.graders.self_grading --data-dir DIR --out FILE`; "
+        "`python -m lab.experiments.graders.self_grading --data-dir DIR --out FILE`; "
         f"{date}, math-verify {metadata.version('math-verify')}, "
         f"sympy {metadata.version('sympy')}, Python {platform.python_version()}.",
         "",

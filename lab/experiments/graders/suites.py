@@ -1,16 +1,15 @@
 """Both error rates of the grader on every suite, and of an earlier commit's on the same answers.
 
     git worktree add ../before de9d238
-    python -m experiments.graders.suites --data-dir data/math --before ../before \\
-        --out experiments/graders/results/grading_suites.json
+    python -m lab.experiments.graders.suites --data-dir data/math --before ../before \\
+        --out lab/experiments/graders/results/grading_suites.json
 
 A suite is a list of answers that are known to be right or wrong: the cases of other graders' tests
 as `verdicts.tsv` judges them (those out of scope left out), the tests' own tables, rewrites and
 certified mutations of the golds, changes of every gold, and published responses of models as
-`experiments.graders.real` judges them, whose result is read from `--real`. The earlier grader runs
-in a
-process of its own, from the checkout, with the packages of this one. `docs/make_grades.py` makes
-the table of README.md of the result.
+`lab.experiments.graders.real` judges them, whose result is read from `--real`. The earlier grader
+runs in a process of its own, from the checkout, with the packages of this one.
+`docs/make_grades.py` makes the table of README.md of the result.
 """
 
 from __future__ import annotations
@@ -27,20 +26,20 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.common import write
-from experiments.graders import cases, fetch_cases, responses
-from experiments.graders.cases import Case
-from experiments.graders.grade_changes import HARMLESS, changes, more_than_a_number
-from experiments.graders.mutations import MUTATIONS, REWRITES, make
-from experiments.graders.outside_cases import (
+from lab.bench.common import write
+from lab.experiments.graders import cases, fetch_cases, responses
+from lab.experiments.graders.cases import Case
+from lab.experiments.graders.grade_changes import HARMLESS, changes, more_than_a_number
+from lab.experiments.graders.mutations import MUTATIONS, REWRITES, make
+from lab.experiments.graders.outside_cases import (
     ARGUABLE,
     OUT_OF_SCOPE,
     STATES_NONE,
     Verdict,
     read_verdicts,
 )
-from experiments.graders.real import key
-from experiments.graders.self_grading import FILES, read_golds
+from lab.experiments.graders.real import key
+from lab.experiments.graders.self_grading import FILES, read_golds
 from sg_rlhf.tasks.math.answers.boxed import last_box
 from sg_rlhf.tasks.math.answers.table import RULES
 from sg_rlhf.tasks.math.grading import WorkerPool, grade_many
@@ -183,7 +182,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cases", type=Path, default=fetch_cases.CACHE, metavar="DIR")
     parser.add_argument("--responses", type=Path, default=responses.CACHE, metavar="DIR")
     parser.add_argument(
-        "--real", type=Path, default=Path("experiments/graders/results/real_responses.json")
+        "--real", type=Path, default=Path("lab/experiments/graders/results/real_responses.json")
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--date", default=datetime.date.today().isoformat())
@@ -225,7 +224,7 @@ def earlier(checkout: Path) -> Callable[[Sequence[Answer]], list[bool]]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 0, or 2 with one line."""
     parser = argparse.ArgumentParser(
-        prog="python -m experiments.graders.suites",
+        prog="python -m lab.experiments.graders.suites",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -262,7 +261,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         ]
     versions = {name: metadata.version(name) for name in ("math-verify", "sympy")}
     result = {
-        "command": "python -m experiments.graders.suites --data-dir data/math --before CHECKOUT",
+        "command": "python -m lab.experiments.graders.suites "
+        "--data-dir data/math --before CHECKOUT",
         "date": args.date,
         "versions": {**versions, "python": platform.python_version()},
         "before": commit.stdout.strip(),

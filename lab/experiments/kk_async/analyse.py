@@ -1,6 +1,6 @@
 """The table of README.md, from the committed runs of the study of the bound.
 
-    python experiments/kk_async/analyse.py
+    python lab/experiments/kk_async/analyse.py
 
 Means over seeds with half of their 95 % t-interval; differences are paired by seed.
 """
@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.studies.plan import load_study
-from sg_rlhf.studies.results import interval, read_record
+from lab.study.plan import load_study
+from lab.study.results import interval, read_record
 
 HERE = Path(__file__).parent
 

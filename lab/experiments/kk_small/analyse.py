@@ -1,10 +1,10 @@
 """Print the tables of this study from its committed runs (results.jsonl.gz), in Markdown.
 
-    python experiments/kk_small/analyse.py
+    python lab/experiments/kk_small/analyse.py
 
 The tables are on docs/results.md and on README.md of this folder;
 ``tests/unit/docs/test_figures.py`` checks both pages. results.md of this folder is written by
-``sg-rlhf study --table`` and has the figures of every variant.
+``python -m lab.study --table`` and has the figures of every variant.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from pathlib import Path
 import numpy as np
 from scipy import optimize, stats
 
-from sg_rlhf.studies.plan import Cell, load_study
-from sg_rlhf.studies.results import read_record
+from lab.study.plan import Cell, load_study
+from lab.study.results import read_record
 from sg_rlhf.weights.describe import RecipeLoss
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
+ROOT = HERE.parents[2]
 SEEDS = (0, 1, 2)
 #: `sg_quotient` and `tau_0.5` have the weight 1 for every token: GRPO under two more names.
 GRPO = ("grpo", "sg_quotient", "tau_0.5")
@@ -408,8 +408,10 @@ def rankings() -> str:
 
 
 def single_runs() -> str:
-    """GRPO-SG beside GRPO in experiments/kk_cpu/results.json, paired by seed."""
-    runs = json.loads((ROOT / "experiments" / "kk_cpu" / "results.json").read_text())["runs"]
+    """GRPO-SG beside GRPO in lab/experiments/kk_cpu/results.json, paired by seed."""
+    runs = json.loads((ROOT / "lab" / "experiments" / "kk_cpu" / "results.json").read_text())[
+        "runs"
+    ]
     pairs = zip(runs["grpo_sg"], runs["grpo"], strict=True)
     differences = np.array([sg["accuracy_after"] - grpo["accuracy_after"] for sg, grpo in pairs])
     return table(

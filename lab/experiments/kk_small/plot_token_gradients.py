@@ -1,8 +1,8 @@
 """Draw the gradient norms of single tokens over 1 - p, and the weighted norms over w (1 - p).
 
-    python experiments/kk_small/plot_token_gradients.py [TOKENS.json] [--out FILE.png]
+    python lab/experiments/kk_small/plot_token_gradients.py [TOKENS.json] [--out FILE.png]
 
-TOKENS.json is the file of `sg-rlhf measure token-gradients --json`. Without it, the tokens of
+TOKENS.json is the file of `python -m lab.measure token-gradients --json`. Without it, the tokens of
 sharpness.md are drawn, from measurements.jsonl.gz.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 HERE = Path(__file__).parent
-PICTURE = HERE.parents[1] / "docs/images/token_gradients.png"
+PICTURE = HERE.parents[2] / "docs/images/token_gradients.png"
 
 
 def report_of(path: Path | None) -> dict[str, Any]:

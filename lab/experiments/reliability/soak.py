@@ -1,6 +1,6 @@
 """A run of 500 rollouts without a GPU: does any of its processes grow?
 
-    python experiments/reliability/soak.py [--rollouts 500] --out FILE --plot docs/images/soak.png
+    python lab/experiments/reliability/soak.py --out FILE --plot docs/images/soak.png
 
 The tiny recipe in rollouts of 16 responses, with a checkpoint every 50. Every few seconds: the
 memory of each process (its proportional share, as they are forked from one), its open files and
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from bench.common import ROOT, provenance, write
+from lab.bench.common import ROOT, provenance, write
 from sg_rlhf.run_dir import jsonl_log
 
 RECIPE = ROOT / "configs" / "kk" / "grpo_sg_tiny_cpu.yaml"
@@ -131,7 +131,7 @@ def plot(readings: list[dict[str, Any]], found: dict[str, dict[str, float]], fil
 def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(
-        prog="python experiments/reliability/soak.py", description=__doc__.split("\n")[0]
+        prog="python lab/experiments/reliability/soak.py", description=__doc__.split("\n")[0]
     )
     parser.add_argument("--rollouts", type=int, default=500)
     parser.add_argument("--out", type=Path, required=True, help="the result, JSON")
@@ -170,7 +170,7 @@ def main() -> int:
     halves = [rows[len(rows) // 5 : len(rows) // 2], rows[len(rows) // 2 :]]
     times = [sum(r["timing/step_total"] for r in half) / len(half) for half in halves]
     result = {
-        **provenance("experiments/reliability/soak.py", "torch", "ray", "deepspeed"),
+        **provenance("lab/experiments/reliability/soak.py", "torch", "ray", "deepspeed"),
         "rollouts": len(rows), "seconds": round(seconds),
         "seconds_a_rollout": {"to_the_half": round(times[0], 3), "after_it": round(times[1], 3)},
         "logs_bytes_a_rollout": round(bytes_of_run / len(rows)),

@@ -1,7 +1,7 @@
 """BM25's recall@3, compared with bm25s' defaults and with Lucene.
 
-    python experiments/retrieval/bm25_recall.py --data DIR --lucene anserini-0.22.1-fatjar.jar \
-        --out experiments/retrieval/bm25_recall.json
+    python lab/experiments/retrieval/bm25_recall.py --data DIR --lucene anserini-0.22.1-fatjar.jar \
+        --out lab/experiments/retrieval/bm25_recall.json
 
 DIR holds `corpus.jsonl` and questions, `*.jsonl` with FlashRAG's fields. `--lucene` is the jar that
 pyserini 0.22.1's wheel has in it (Java 11 or later); without it the rows of Lucene are left out.
@@ -29,7 +29,7 @@ from typing import Any
 
 import bm25s
 
-from bench.common import as_json, provenance
+from lab.bench.common import as_json, provenance
 from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.retrieval.corpus import iterate_contents
 from sg_rlhf.retrieval.index import build
@@ -52,7 +52,7 @@ def main() -> None:
     }
     questions = [row["question"] for rows in sets.values() for row in rows]
     result: dict[str, Any] = provenance(
-        "experiments/retrieval/bm25_recall.py", "bm25s", "pystemmer"
+        "lab/experiments/retrieval/bm25_recall.py", "bm25s", "pystemmer"
     )
     result["passages"] = len(texts)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,7 +1,7 @@
 """Train SmolLM2-135M with GRPO and GRPO-SG on some seeds, and draw their curves.
 
-    python -m experiments.smollm2_135m.pilot --model data/smollm2-135m   # trains; resumable
-    python -m experiments.smollm2_135m.pilot                             # table and picture alone
+    python -m lab.experiments.smollm2_135m.pilot --model data/smollm2-135m   # trains; resumable
+    python -m lab.experiments.smollm2_135m.pilot                             # table and picture
 
 A pilot: few seeds show the size of an effect that a study could look for, and decide nothing.
 """

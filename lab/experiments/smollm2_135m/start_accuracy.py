@@ -4,7 +4,7 @@ A task can be trained on if the model starts between 10 and 60 % and most groups
 right and wrong ones: only these groups have a signal.
 
     sg-rlhf data model smollm2-135m --out data/smollm2-135m
-    python -m experiments.smollm2_135m.start_accuracy --model data/smollm2-135m
+    python -m lab.experiments.smollm2_135m.start_accuracy --model data/smollm2-135m
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     make .cache/integrations/made
     sg-rlhf data model smollm2-135m --out data/smollm2-135m
     sg-rlhf data arithmetic --out data/arithmetic
-    PYTHONPATH=. .cache/integrations/bin/python -m experiments.smollm2_135m.train_with_trl
+    PYTHONPATH=. .cache/integrations/bin/python -m lab.experiments.smollm2_135m.train_with_trl
 
 As configs/arithmetic/grpo_smollm2-135m_cpu.yaml: the same start, prompts in the same order,
 rewards, batches and optimizer. TRL generates, scores and updates. Writes a line per rollout.

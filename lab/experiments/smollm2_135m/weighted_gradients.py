@@ -1,6 +1,6 @@
 """What the token weights do to the first update of a pretrained model, on its own responses.
 
-    python -m experiments.smollm2_135m.weighted_gradients --model data/smollm2-135m
+    python -m lab.experiments.smollm2_135m.weighted_gradients --model data/smollm2-135m
 
 Two sets of 64 prompts x 8 responses. Figures of the tokens (probability, entropy, weight), and of
 each algorithm's gradient compared with GRPO's: over all prompts, and over 4 batches of 16. The
@@ -26,7 +26,12 @@ from scipy import stats
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from experiments.forks.gate import VARIES
+from lab.experiments.forks.gate import VARIES
+from lab.measure import fixed_batch
+from lab.measure.checkpoint import load_model, load_tokenizer
+from lab.measure.fixed_batch import BatchRow, FixedBatch
+from lab.measure.rollouts import Sampling, load_reward, sample_batch
+from lab.measure.sharpness import surrogate_of
 from sg_rlhf.algo.kl import kl_estimate
 from sg_rlhf.algo.policy_loss import LossSettings, policy_loss
 from sg_rlhf.algo.token_weights import token_weights
@@ -35,11 +40,6 @@ from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.common.resources import machine
 from sg_rlhf.config import load_config
 from sg_rlhf.data_io import model_folder
-from sg_rlhf.measure import fixed_batch
-from sg_rlhf.measure.checkpoint import load_model, load_tokenizer
-from sg_rlhf.measure.fixed_batch import BatchRow, FixedBatch
-from sg_rlhf.measure.rollouts import Sampling, load_reward, sample_batch
-from sg_rlhf.measure.sharpness import surrogate_of
 from sg_rlhf.tasks.arithmetic.data import DATA
 
 RESULT, RUNS = Path(__file__).with_suffix(".json"), Path("runs/weighted_gradients")
@@ -48,7 +48,7 @@ PROMPTS, BATCHES, GROUP = 64, 4, 8
 SETS: dict[str, tuple[dict[str, Any], int]] = {
     "equations": ({}, 16), "prose": ({"first": 9, "shown": 0}, 24),
 }  # fmt: skip
-ZERO_LOW = "sg.weighting.type=experiments.forks.start_gradients:ZeroLow"
+ZERO_LOW = "sg.weighting.type=lab.experiments.forks.start_gradients:ZeroLow"
 #: Algorithm -> recipe and overrides. Where policy and reference are the same, only the KL term of
 #: TR-GRPO has a gradient. It is left out where all advantages of a prompt are 0.
 ALGORITHMS: dict[str, tuple[str, list[str]]] = {
@@ -218,7 +218,8 @@ def main() -> None:
             name: {**keys, "max_tokens": length, **measured(name, args.model, model)}
             for name, (keys, length) in SETS.items()
         },
-        "command": f"python -m experiments.smollm2_135m.weighted_gradients --model {args.model}",
+        "command": "python -m lab.experiments.smollm2_135m.weighted_gradients "
+        f"--model {args.model}",
         "date": time.strftime("%Y-%m-%d"),
         "machine": {**machine(), "threads": torch.get_num_threads()},
         "versions": {name: version(name) for name in ("torch", "transformers")},

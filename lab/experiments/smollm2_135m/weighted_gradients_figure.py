@@ -1,6 +1,6 @@
 """Draw weighted_gradients.json: the tokens' probabilities, and the cosines with GRPO's gradient.
 
-python -m experiments.smollm2_135m.weighted_gradients_figure
+python -m lab.experiments.smollm2_135m.weighted_gradients_figure
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 
-from experiments.forks.gate import VARIES
-from experiments.smollm2_135m.weighted_gradients import LOW, RESULT
+from lab.experiments.forks.gate import VARIES
+from lab.experiments.smollm2_135m.weighted_gradients import LOW, RESULT
 from sg_rlhf.report import drawing
 
 TO = Path("docs/images/real_model_weights.png")

@@ -54,7 +54,7 @@ _CPU_COLUMNS = 1024
 #: Largest number of head elements in a 16-bit block on the CPU, which are converted to float32.
 _CPU_HEAD = 2**21
 #: Logits of a block on a GPU, and its columns at most. Below them launching the kernels takes
-#: longer than computing; above them little is gained (bench/results/head_blocks.json).
+#: longer than computing; above them little is gained (lab/bench/results/head_blocks.json).
 _CUDA_LOGITS, _CUDA_COLUMNS = 2**24, 2**15
 #: Largest number of logits that are kept for the backward pass; 32 MiB in float32.
 _KEPT = 2**23

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 #: MiB of a bucket, by ``vllm.sync_backend``. Over gloo 64 is faster than 512 for 0.5B parameters
-#: (bench/weight_sync.py).
+#: (lab/bench/weight_sync.py).
 BUCKET_MIB = {"gloo": 64, "nccl": 512}
 
 

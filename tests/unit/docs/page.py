@@ -38,7 +38,7 @@ def trainings(page: Path) -> int:
 
 def clone(folder: Path) -> None:
     """Make the folder look like a clone with its environment, whose Python is ours."""
-    for name in ("bench", "configs", "examples", "tests"):
+    for name in ("configs", "examples", "lab", "tests"):
         (folder / name).symlink_to(ROOT / name)
     programs = {
         "scripts/bootstrap.sh": "exit 0\n",

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from lab.measure.__main__ import NAMES as MEASUREMENTS
 from sg_rlhf.__main__ import COMMANDS, main_module, split
 from sg_rlhf.config import load_config
 from tests.unit.command_parser import parser_of
@@ -22,13 +23,13 @@ from tests.unit.outside_domains import registered
 
 PAGES = [
     page
-    for pattern in ("*.md", "docs/**/*.md", "examples/**/*.md", "experiments/**/*.md")
+    for pattern in ("*.md", "docs/**/*.md", "examples/**/*.md", "lab/**/*.md")
     for page in sorted(ROOT.glob(pattern))
     # These two tutorials name files that they write. Their tests run them.
     if page.name not in ("CHANGELOG.md", "2_first_weighting.md", "3_first_domain.md")
 ]
 #: Packages of `python -m`: those of this repository, and others, whose arguments are not checked.
-FOLDERS = {"bench", "eval", "experiments", "sg_rlhf", "tests"}
+FOLDERS = {"eval", "lab", "sg_rlhf", "tests"}
 OTHER_MODULES = {"molt", "openrlhf", "pip", "pytest", "verl", "vllm"}
 _COMMAND = re.compile(r"\s*(\w+=\S+ )*(\.venv/bin/)?(sg-rlhf|python3?|bash|make) ")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*")
@@ -69,7 +70,7 @@ def parse(module: str, argv: list[str]) -> None:
         ConfigError: no such key, or not that value.
     """
     load_config(None, [word for word in argv if _OVERRIDE.fullmatch(word)])
-    # `measure` takes these out before argparse sees them.
+    # `lab.measure` takes these out before argparse sees them.
     argv = [word for word in argv if not _OVERRIDE.fullmatch(word)]
     parser = parser_of(module, argv)
     if "--help" not in argv:
@@ -80,9 +81,11 @@ def check(words: list[str]) -> None:
     program, *rest = words
     program = program.removeprefix(".venv/bin/")
     module = rest[1] if program.startswith("python") and rest[0] == "-m" else ""
-    if module == "sg_rlhf.measure":
-        program, module, rest = "sg-rlhf", "", ["measure", *rest[2:]]
+    if module == "lab.measure":
+        module, rest = f"lab.measure.{rest[2].replace('-', '_')}", rest[1:]
     mains = {command.module: main_module(name) for name, command in COMMANDS.items()}
+    mains |= {"lab.study": "lab.study.command"}
+    mains |= {f"lab.measure.{name.replace('-', '_')}": "" for name in MEASUREMENTS}
     mains |= {"eval.run": "sg_rlhf.eval.run", "sg_rlhf.launch.submit": "sg_rlhf.launch.submit"}
     if program == "sg-rlhf":
         name, argv = split(rest)

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from experiments.smollm2_135m import start_accuracy, weighted_gradients
+from lab.experiments.smollm2_135m import start_accuracy, weighted_gradients
 from sg_rlhf.machine import hardware
 from sg_rlhf.plan import of_recipe
 from sg_rlhf.plan.memory import MemoryPlan
 from sg_rlhf.plan.run_shape import run_shape
 
 ROOT = Path(__file__).parents[3]
-RESULTS = ROOT / "bench" / "results"
+RESULTS = ROOT / "lab" / "bench" / "results"
 
 
 def rows(page: str) -> list[str]:
@@ -37,7 +37,7 @@ def read(name: str) -> Any:
 
 
 def of_experiment(name: str) -> Any:
-    return json.loads((ROOT / "experiments" / name).read_text())
+    return json.loads((ROOT / "lab" / "experiments" / name).read_text())
 
 
 def of_graders(name: str) -> Any:
@@ -46,14 +46,14 @@ def of_graders(name: str) -> Any:
 
 @functools.cache
 def measurements() -> dict[str, Any]:
-    """`sg-rlhf measure` on the models of kk_small, by name."""
-    file = ROOT / "experiments" / "kk_small" / "measurements.jsonl.gz"
+    """`python -m lab.measure` on the models of kk_small, by name."""
+    file = ROOT / "lab" / "experiments" / "kk_small" / "measurements.jsonl.gz"
     return {row["name"]: row for row in map(json.loads, gzip.open(file, "rt"))}
 
 
 def test_the_study() -> None:
     printed = subprocess.run(
-        [sys.executable, "experiments/kk_small/analyse.py"],
+        [sys.executable, "lab/experiments/kk_small/analyse.py"],
         cwd=ROOT,
         check=True,
         capture_output=True,
@@ -61,7 +61,7 @@ def test_the_study() -> None:
     ).stdout
     # The last table is the sentence of docs/results.md on three pairs.
     *of_the_page, of_the_runs = printed.strip().split("\n\n")
-    pages = rows("docs/results.md") + rows("experiments/kk_small/README.md")
+    pages = rows("docs/results.md") + rows("lab/experiments/kk_small/README.md")
     expected = [cells(line) for table in of_the_page for line in table.splitlines()]
     assert len(expected) > 50
     assert [row for row in expected if row not in pages] == []
@@ -73,11 +73,11 @@ def test_the_study() -> None:
 
 def test_the_study_of_the_bound() -> None:
     table = subprocess.run(
-        [sys.executable, "experiments/kk_async/analyse.py"],
+        [sys.executable, "lab/experiments/kk_async/analyse.py"],
         cwd=ROOT, check=True, capture_output=True, text=True,
     ).stdout.splitlines()  # fmt: skip
     assert len(table) == 14
-    page = rows("experiments/kk_async/README.md")
+    page = rows("lab/experiments/kk_async/README.md")
     assert [row for row in map(cells, table) if row not in page] == []
 
 
@@ -96,7 +96,7 @@ def short(value: float) -> str:
 
 def test_the_runs_of_the_tiny_model() -> None:
     result = of_experiment("kk_cpu/results.json")
-    page = rows("experiments/kk_cpu/README.md")
+    page = rows("lab/experiments/kk_cpu/README.md")
     for kind, name in (("grpo_sg", "GRPO-SG"), ("grpo", "GRPO")):
         for run in result["runs"][kind]:
             step = f"{run['median_seconds']['step_total']:.1f} s"
@@ -137,8 +137,8 @@ def figures(a: dict[str, Any]) -> list[str]:
     "result", ["minibatch_gradients_start", "minibatch_updates_grpo_s0"], ids=["before", "after"]
 )
 def test_gradients_and_steps_of_minibatches(result: str) -> None:
-    page = rows("experiments/kk_small/gradients.md")
-    text = (ROOT / "experiments/kk_small/gradients.md").read_text()
+    page = rows("lab/experiments/kk_small/gradients.md")
+    text = (ROOT / "lab/experiments/kk_small/gradients.md").read_text()
     baseline, *others = measurements()[result]["algorithms"]
     assert len(others) == 10
     for a in others:
@@ -153,7 +153,7 @@ def test_gradients_and_steps_of_minibatches(result: str) -> None:
 
 
 def test_sizes_and_cosines_of_the_page_before_and_after_training() -> None:
-    page = rows("experiments/kk_small/sharpness.md")
+    page = rows("lab/experiments/kk_small/sharpness.md")
     before, after = (
         measurements()[name]["algorithms"][1:]
         for name in ("minibatch_gradients_start", "minibatch_updates_grpo_s0")
@@ -166,7 +166,7 @@ def test_sizes_and_cosines_of_the_page_before_and_after_training() -> None:
 
 
 def test_sharpness_on_three_batches() -> None:
-    page = rows("experiments/kk_small/sharpness.md")
+    page = rows("lab/experiments/kk_small/sharpness.md")
     batches = [
         measurements()[f"sharpness_sampled_from_{name}"]["models"]
         for name in ("start", "grpo_s0", "range_0.5_1.5_s0")
@@ -182,7 +182,7 @@ def test_sharpness_on_three_batches() -> None:
 
 
 def test_steps_compared_with_each_other() -> None:
-    text = " ".join((ROOT / "experiments/kk_small/sharpness.md").read_text().split())
+    text = " ".join((ROOT / "lab/experiments/kk_small/sharpness.md").read_text().split())
     both = measurements()["minibatch_updates_mask_only_grpo_sg"]["algorithms"][1]
     assert f"{both['size']:.2f} times as long with cosine {short(both['cosine'])}" in text
     step = both["update"]
@@ -194,7 +194,7 @@ def test_steps_compared_with_each_other() -> None:
 
 
 def test_noise_of_an_accuracy() -> None:
-    text = " ".join((ROOT / "experiments/kk_small/sharpness.md").read_text().split())
+    text = " ".join((ROOT / "lab/experiments/kk_small/sharpness.md").read_text().split())
     prompts, draws = [], []
     for samples in (8, 64):
         trained = measurements()[f"accuracy_grpo_{samples}"]["models"][1:]
@@ -209,7 +209,7 @@ def test_noise_of_an_accuracy() -> None:
 
 def test_minibatch_gradients_at_the_checkpoints() -> None:
     results = [measurements()[f"minibatch_gradients_grpo_s{seed}"] for seed in range(3)]
-    page = [row.split("|") for row in rows("experiments/kk_small/gradients.md")]
+    page = [row.split("|") for row in rows("lab/experiments/kk_small/gradients.md")]
     for three in zip(*(result["algorithms"] for result in results), strict=True):
         found = [row for row in page if row[0] == three[0]["algorithm"]][-1]
         assert found[1] == ", ".join(f"{a['size']:.2f}" for a in three)
@@ -223,7 +223,7 @@ def test_minibatch_gradients_at_the_checkpoints() -> None:
 
 @pytest.mark.parametrize(("loss", "column"), [("grpo", 1), ("nll", 4)])
 def test_sharpness(loss: str, column: int) -> None:
-    page = [row.split("|") for row in rows("experiments/kk_small/sharpness.md")]
+    page = [row.split("|") for row in rows("lab/experiments/kk_small/sharpness.md")]
     for found in measurements()[f"sharpness_kk_{loss}"]["models"][0]["results"]:
         row = next(r for r in page if r[0] == f"{found['rho']:g}" and len(r) == 7)
         values = (found["sharpness"], found["first_order"])
@@ -300,13 +300,13 @@ def test_errors_of_the_grader() -> None:
 
 
 def test_the_table_of_the_pretrained_model_is_its_results_file() -> None:
-    result = json.loads((ROOT / "experiments/smollm2_135m/start_accuracy.json").read_text())
+    result = json.loads((ROOT / "lab/experiments/smollm2_135m/start_accuracy.json").read_text())
     page = (ROOT / "docs/tutorials/4_pretrained_model.md").read_text()
     assert start_accuracy.table(result) in page
 
 
 def test_the_gradients_of_the_pretrained_model_are_their_results_file() -> None:
-    result = json.loads((ROOT / "experiments/smollm2_135m/weighted_gradients.json").read_text())
+    result = json.loads((ROOT / "lab/experiments/smollm2_135m/weighted_gradients.json").read_text())
     page = (ROOT / "docs/method.md").read_text()
     assert weighted_gradients.table(result) in page
     for row, key in (("tokens with p", "share_of_tokens"), ("their share", "share_of_gradient")):

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from bench import claims
+from lab.bench import claims
 from sg_rlhf.config.upstream_flags import flags
 from sg_rlhf.plan import of_recipe
 
@@ -111,12 +111,12 @@ def test_a_row_says_what_a_result_says(page: Any, tmp_path: Path) -> None:
     assert page.summary(tmp_path)[0] == "**1 of 1 goals are met.**"
 
 
-def test_a_result_is_shown_with_its_own_command(page: Any, tmp_path: Path) -> None:
+def test_a_result_is_shown_with_its_command_in_todays_folder(page: Any, tmp_path: Path) -> None:
     result = {"command": "python bench/growth.py --repeats 9", "date": "2026-01-02",
               "machine": {"processor": "one", "cores": 3}}  # fmt: skip
     (tmp_path / "growth.json").write_text(json.dumps(result))
     assert page.commands(tmp_path)[2:] == [
-        "| growth.json | `python bench/growth.py --repeats 9` | 2026-01-02 | one, 3 cores |"
+        "| growth.json | `python lab/bench/growth.py --repeats 9` | 2026-01-02 | one, 3 cores |"
     ]
 
 

@@ -148,7 +148,7 @@ def test_a_rank_on_a_gpu_is_as_in_the_result() -> None:
 
 
 def test_the_zero_stages_are_as_in_the_result() -> None:
-    file = ROOT / "bench" / "results" / "zero_stages.json"
+    file = ROOT / "lab" / "bench" / "results" / "zero_stages.json"
     found = {
         (row["pass"], str(row["samples"]), row["zero_stage"]): row["ms"]
         for row in json.loads(file.read_text())["rows"]

@@ -13,7 +13,7 @@ import nbformat
 import pytest
 import yaml
 
-from sg_rlhf.__main__ import COMMANDS, names_behind
+from sg_rlhf.__main__ import COMMANDS
 from sg_rlhf.launch import options
 
 # -- What a reader of the pages relies on: links, lengths, a map that shows what is checked ------
@@ -80,7 +80,7 @@ CURRENT_PAGES = [
 ]
 SOURCES = [
     path
-    for folder in ("sg_rlhf", "eval", "configs", "scripts", "bench", "docker", "examples")
+    for folder in ("sg_rlhf", "eval", "configs", "scripts", "lab", "docker", "examples")
     for kind in ("py", "yaml", "sh", "Dockerfile")
     for path in sorted(ROOT.glob(f"{folder}/**/*.{kind}"))
 ]
@@ -88,16 +88,13 @@ SOURCES = [
 
 @pytest.mark.parametrize("page", CURRENT_PAGES, ids=lambda page: page.name)
 def test_commands_exist(page: Path) -> None:
-    for first, second in re.findall(r"sg-rlhf ([a-z][\w-]*)(?: ([a-z][\w-]*))?", page.read_text()):
-        grouped = f"{first} {second}" in COMMANDS
-        assert first in COMMANDS or grouped or (not second and first in names_behind()), (
-            f"{page.name}: sg-rlhf {first} {second}"
-        )
+    for name in re.findall(r"sg-rlhf ([a-z][\w-]*)", page.read_text()):
+        assert name in COMMANDS, f"{page.name}: sg-rlhf {name}"
 
 
 @pytest.mark.parametrize("page", CURRENT_PAGES, ids=lambda page: page.name)
 def test_modules_exist(page: Path) -> None:
-    for module in re.findall(r"python -m ((?:sg_rlhf|eval|bench|tests)[\w.]*)", page.read_text()):
+    for module in re.findall(r"python -m ((?:sg_rlhf|eval|lab|tests)[\w.]*)", page.read_text()):
         assert importlib.util.find_spec(module.rstrip(".")), f"{page.name}: python -m {module}"
 
 

@@ -209,7 +209,7 @@ def test_flags_that_do_not_fit_are_refused_in_one_line(capsys: pytest.CaptureFix
     [
         (["--dry-run", "--print", "sbatch"], "`sg-rlhf launch sbatch|kuberay|skypilot`"),
         (["--time=1:00:00"], "`sg-rlhf launch sbatch|kuberay|skypilot`"),
-        (["--replay", "step_1.pt"], "`sg-rlhf measure minibatch-gradients`"),
+        (["--replay", "step_1.pt"], "`python -m lab.measure minibatch-gradients`"),
     ],
 )
 def test_train_names_the_command_that_has_an_option_now(

@@ -108,7 +108,7 @@ def test_a_job_of_the_repository_has_what_a_run_reads_and_no_more(
     assert ours.names == theirs
     tops = {name.partition("/")[0] for name in theirs}
     assert {"sg_rlhf", "configs", "eval", "examples"} <= tops
-    assert not tops & {"bench", "docs", "tests", "data", ".venv", ".git"}
+    assert not tops & {"lab", "docs", "tests", "data", ".venv", ".git"}
     assert ours.size < 12 * 2**20
 
 

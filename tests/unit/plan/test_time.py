@@ -17,7 +17,7 @@ from sg_rlhf.plan.run_shape import RunShape
 from sg_rlhf.plan.time import DEFAULT, PARTS, Assumptions, time_plan
 from tests.unit.plan.runs import EIGHT, on_gpus, run_of
 
-RESULTS = Path(__file__).parents[3] / "bench" / "results"
+RESULTS = Path(__file__).parents[3] / "lab" / "bench" / "results"
 MEASURED, COUNTED = RESULTS / "zero_stages.json", RESULTS / "update_costs.json"
 
 
@@ -119,7 +119,7 @@ def test_memory_of_the_host_has_no_time_and_a_cpu_no_estimate() -> None:
 
 
 def test_ranks_wait_by_how_samples_are_dealt() -> None:
-    """bench/waiting_ranks.py has more of it."""
+    """lab/bench/waiting_ranks.py has more of it."""
     balanced, dynamic = run_of(), run_of(train_tokens=16384)
     upstreams, padded = run_of(dealt=False), run_of(packing=False)
     shares = [DEFAULT.working(run) for run in (balanced, dynamic, upstreams, padded)]
@@ -196,7 +196,7 @@ def test_packed_micro_batches_are_filled_to_the_tokens_of_the_plan() -> None:
 
 
 def test_host_sums_cross_pcie_in_each_micro_batch_only_where_deepspeed_keeps_them_there() -> None:
-    """As bench/update_costs.py counts them."""
+    """As lab/bench/update_costs.py counts them."""
     rows = json.loads(COUNTED.read_text())["transfers"]
     assert len(rows) == 4
     for row in rows:

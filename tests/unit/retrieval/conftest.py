@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.random_encoder import save_random_encoder
+from lab.bench.random_encoder import save_random_encoder
 from sg_rlhf.retrieval.index import build
 
 ROWS = 600

@@ -1,7 +1,8 @@
 """What one rule of the grader is. `answers.table` lists all of them in the order of their use.
 
 A rule carries its own examples, which `tests/unit/tasks/math/test_rules.py` runs, and has a
-measured effect: `python -m experiments.graders.ablate` counts the verdicts that change without it.
+measured effect: `python -m lab.experiments.graders.ablate` counts the verdicts that change
+without it.
 """
 
 from __future__ import annotations

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from bench import claims, compare
-from bench.claims import RESULTS, Claim
+from lab.bench import claims, compare
+from lab.bench.claims import RESULTS, Claim
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 TIME = Claim("time", "a peer", "growth", "ratio", 1.0, tolerance=0.1)
 SPEED = Claim("speed", "a peer", "growth", "ratio", 50, lower=False, tolerance=0.1)
 
@@ -112,7 +112,10 @@ def test_every_claim_has_a_figure_in_the_committed_result() -> None:
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "bench/compare.py", *arguments], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "lab/bench/compare.py", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
     )
 
 
@@ -140,7 +143,7 @@ def test_the_command_names_what_got_worse(tmp_path: Path) -> None:
 def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
     done = run(str(tmp_path))
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"error: {tmp_path}: no result of bench/claims.py there\n"
+    assert done.stderr == f"error: {tmp_path}: no result of lab/bench/claims.py there\n"
 
 
 def test_a_file_that_is_no_json_is_refused(tmp_path: Path) -> None:

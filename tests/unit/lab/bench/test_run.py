@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench import claims, run
-from bench.claims import Bench
-from bench.common import exponent, peak_bytes, rank_outputs
+from lab.bench import claims, run
+from lab.bench.claims import Bench
+from lab.bench.common import exponent, peak_bytes, rank_outputs
 from sg_rlhf.overlay.patches import flash_attn_shim, table
 
 # -- `make bench`: each benchmark on its own, one that fails ends no other -----------------------
@@ -97,7 +97,7 @@ def test_the_exponent_of_a_power(power: float) -> None:
 # -- What the benchmarks refuse, in one line and with exit status 2 ------------------------------
 
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 OUT = ("--out", "result.json")
 
 
@@ -123,12 +123,12 @@ def test_a_wrong_argument_is_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(sys, "argv", [f"bench/{script}.py", *arguments])
-    monkeypatch.syspath_prepend(str(ROOT / "bench"))
-    # bench.tiny_update installs the platform when it is imported.
+    monkeypatch.setattr(sys, "argv", [f"lab/bench/{script}.py", *arguments])
+    monkeypatch.syspath_prepend(str(ROOT / "lab" / "bench"))
+    # lab.bench.tiny_update installs the platform when it is imported.
     monkeypatch.setattr(table, "install", flash_attn_shim.install)
     with pytest.raises(SystemExit) as ended:
-        runpy.run_path(f"bench/{script}.py", run_name="__main__")
+        runpy.run_path(f"lab/bench/{script}.py", run_name="__main__")
     error = capsys.readouterr().err
     assert ended.value.code == 2, error
     assert message in error.splitlines()[-1]

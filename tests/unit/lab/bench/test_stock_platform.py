@@ -1,4 +1,4 @@
-"""The stock side of bench/stock_openrlhf.py has the platform of ours, and nothing else of it."""
+"""The stock side of lab/bench/stock_openrlhf.py has our platform, and nothing else of ours."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bench.stock_platform import PLATFORM
+from lab.bench.stock_platform import PLATFORM
 from sg_rlhf.overlay.patches import table
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 CPU = "sg_rlhf.overlay.cpu."
 
 #: In a process of its own, as what is replaced stays so: whose code each name is.
 PROGRAM = """
 import json
-from bench import stock_platform
+from lab.bench import stock_platform
 stock_platform.install()
 import openrlhf.cli.train_ppo_ray as cli, openrlhf.trainer.ppo_trainer as trainer
 import openrlhf.models.actor as actor, openrlhf.trainer.ray.ppo_actor as ppo_actor
@@ -43,7 +43,7 @@ print(json.dumps({
 def test_its_rows_are_the_platforms() -> None:
     modules = {patch.replacement.partition(":")[0] for patch in PLATFORM}
     assert {name for name in modules if not name.startswith(CPU)} == {
-        "bench.stock_engine",
+        "lab.bench.stock_engine",
         "sg_rlhf.overlay.model.packed_attention",
     }
     of_the_cpu = [patch for patch in table.PATCHES if patch.replacement.startswith(CPU)]
@@ -56,6 +56,6 @@ def test_its_classes_are_upstreams() -> None:
         env={**os.environ, "SG_PLATFORM": "cpu"},
     )  # fmt: skip
     whose = json.loads(done.stdout.splitlines()[-1])
-    assert whose.pop("engine") == "bench.stock_engine"
+    assert whose.pop("engine") == "lab.bench.stock_engine"
     assert whose.pop("group").startswith(CPU) and whose.pop("device") == "cpu"
     assert {name for name, module in whose.items() if not module.startswith("openrlhf.")} == set()

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from bench import token_logprobs
+from lab.bench import token_logprobs
 
-ROOT = Path(__file__).parents[3]
-SCRIPT = ROOT / "bench" / "token_logprobs.py"
+ROOT = Path(__file__).parents[4]
+SCRIPT = ROOT / "lab" / "bench" / "token_logprobs.py"
 
 
 @pytest.mark.parametrize(

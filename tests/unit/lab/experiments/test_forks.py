@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from experiments.forks import along_training, analyse, corpora, figure, gate, start_gradients
-from experiments.forks.reward import reward_func
-from experiments.graders import cases
-from experiments.graders.ablate import effects
-from experiments.graders.outside_cases import Verdict
-from experiments.graders.real import (
+from lab.experiments.forks import along_training, analyse, corpora, figure, gate, start_gradients
+from lab.experiments.forks.reward import reward_func
+from lab.experiments.graders import cases
+from lab.experiments.graders.ablate import effects
+from lab.experiments.graders.outside_cases import Verdict
+from lab.experiments.graders.real import (
     GRADERS,
     Judged,
     differ,
@@ -28,10 +28,10 @@ from experiments.graders.real import (
     read_verdicts,
     result_of,
 )
-from experiments.graders.responses import FILES, Response
-from experiments.graders.suites import boxed, truth
-from sg_rlhf.studies.plan import load_study
-from sg_rlhf.studies.results import read_record
+from lab.experiments.graders.responses import FILES, Response
+from lab.experiments.graders.suites import boxed, truth
+from lab.study.plan import load_study
+from lab.study.results import read_record
 from sg_rlhf.tasks.domain import load
 from sg_rlhf.tasks.math.sets.arithmetic import generate
 from sg_rlhf.tiny.tokenizer import build_tokenizer

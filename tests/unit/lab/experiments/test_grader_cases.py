@@ -8,11 +8,11 @@ from fractions import Fraction
 
 import pytest
 
-from experiments.graders import outside_cases
-from experiments.graders.cases import Case, read, the_formula
-from experiments.graders.fetch_cases import SUITES, main
-from experiments.graders.mutations import MUTATIONS, REWRITES, certified, exact, make
-from experiments.graders.self_grading import Gold
+from lab.experiments.graders import outside_cases
+from lab.experiments.graders.cases import Case, read, the_formula
+from lab.experiments.graders.fetch_cases import SUITES, main
+from lab.experiments.graders.mutations import MUTATIONS, REWRITES, certified, exact, make
+from lab.experiments.graders.self_grading import Gold
 from sg_rlhf.tasks.math.grading import grade
 
 # -- Cases are read as syntax, in every form that the suites use, and each disagreement is judged --

@@ -9,11 +9,11 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from experiments.smollm2_135m import weighted_gradients as script
+from lab.experiments.smollm2_135m import weighted_gradients as script
+from lab.measure.fixed_batch import BatchRow, FixedBatch
+from lab.measure.minibatch_gradients import gradients
+from lab.measure.sharpness import surrogate_of
 from sg_rlhf.config import load_config
-from sg_rlhf.measure.fixed_batch import BatchRow, FixedBatch
-from sg_rlhf.measure.minibatch_gradients import gradients
-from sg_rlhf.measure.sharpness import surrogate_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:dead zone")
 

@@ -1,4 +1,4 @@
-"""`python -m sg_rlhf.measure.accuracy`: counts, pairs, files, refusals."""
+"""`python -m lab.measure.accuracy`: counts, pairs, files, refusals."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
+from lab.measure import accuracy
 from sg_rlhf.common.statistics import Z95
-from sg_rlhf.measure import accuracy
 from sg_rlhf.tasks.kk.data import generate_splits, to_records
+from sg_rlhf.tiny.build import shipped
 
 MODEL = "module:sg_rlhf.tiny.kk_tiny"
 
@@ -53,7 +54,7 @@ def test_a_checkpoint_beside_itself(
 def test_messages_are_written_with_the_models_template(
     tmp_path: Path, refused: Callable[..., str]
 ) -> None:
-    model = Path(accuracy.__file__).parents[1] / "tiny" / "kk_tiny"
+    model = shipped("kk")
     tokenizer = AutoTokenizer.from_pretrained(model)
     messages = [{"role": "user", "content": "Who is a knave?"}]
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)

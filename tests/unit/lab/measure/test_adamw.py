@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sg_rlhf.measure.adamw import AdamW, Moments
+from lab.measure.adamw import AdamW, Moments
 
 LR = 0.01
 

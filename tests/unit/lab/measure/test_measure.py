@@ -8,6 +8,10 @@ import pytest
 import torch
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
+from lab.measure import fixed_batch
+from lab.measure.batch_loss import UNIFORM, BatchLoss, Surrogate
+from lab.measure.checkpoint import MeasureError, TokenRow, passes, responses, vocabulary
+from lab.measure.fixed_batch import BatchRow, FixedBatch, from_responses
 from sg_rlhf.algo.analysis.sharpness import sharpness
 from sg_rlhf.algo.policy_loss import LossSettings, policy_loss
 from sg_rlhf.algo.token_weights import token_weights
@@ -17,10 +21,6 @@ from sg_rlhf.algo.weightings.grpo_sg import GrpoSG
 from sg_rlhf.algo.weightings.random import Random
 from sg_rlhf.algo.weightings.stapo import Stapo
 from sg_rlhf.data_io.records import DataError
-from sg_rlhf.measure import fixed_batch
-from sg_rlhf.measure.batch_loss import UNIFORM, BatchLoss, Surrogate
-from sg_rlhf.measure.checkpoint import MeasureError, TokenRow, passes, responses, vocabulary
-from sg_rlhf.measure.fixed_batch import BatchRow, FixedBatch, from_responses
 from sg_rlhf.tiny.build import shipped
 
 TOKENIZER = AutoTokenizer.from_pretrained(shipped("kk"))

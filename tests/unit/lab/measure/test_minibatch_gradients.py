@@ -1,4 +1,4 @@
-"""`python -m sg_rlhf.measure.minibatch_gradients`: exact cases, its files, its refusals."""
+"""`python -m lab.measure.minibatch_gradients`: exact cases, its files, its refusals."""
 
 import json
 from dataclasses import replace
@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 import torch
 
+from lab.measure import minibatch_gradients
+from lab.measure.adamw import AdamW
+from lab.measure.batch_loss import UNIFORM, Surrogate
+from lab.measure.checkpoint import MeasureError, load_model, responses
+from lab.measure.fixed_batch import BatchRow, FixedBatch
+from lab.measure.minibatch_figures import Vector, summarise
+from lab.measure.minibatch_gradients import compare, gradients, optimizer_of, warm_up
 from sg_rlhf.algo.policy_loss import LossSettings, policy_loss
 from sg_rlhf.algo.weightings.grpo_sg import GrpoSG
 from sg_rlhf.config import ConfigError, load_config
-from sg_rlhf.measure import minibatch_gradients
-from sg_rlhf.measure.adamw import AdamW
-from sg_rlhf.measure.batch_loss import UNIFORM, Surrogate
-from sg_rlhf.measure.checkpoint import MeasureError, load_model, responses
-from sg_rlhf.measure.fixed_batch import BatchRow, FixedBatch
-from sg_rlhf.measure.minibatch_figures import Vector, summarise
-from sg_rlhf.measure.minibatch_gradients import compare, gradients, optimizer_of, warm_up
 
-ALGORITHMS = Path(__file__).parents[3] / "configs" / "algorithms"
+ALGORITHMS = Path(__file__).parents[4] / "configs" / "algorithms"
 MODEL = "module:sg_rlhf.tiny.kk_tiny"
 REWARD = "domain:kk"
 
@@ -212,7 +212,7 @@ def test_the_command_and_its_files(puzzles, tmp_path, capsys):
     assert report["optimizer"] == {
         "warm_up": 2, "betas": [0.9, 0.999], "eps": 1e-8, "max_norm": 1.0
     }  # fmt: skip
-    assert found["command"].startswith("python -m sg_rlhf.measure.minibatch_gradients --model")
+    assert found["command"].startswith("python -m lab.measure.minibatch_gradients --model")
     assert found["machine"]["cores"] >= 1
     assert "AdamW's step over the learning rate after 2 other" in text
     assert len(report["update_norms"]["grpo_sg"]) == 2

@@ -1,13 +1,13 @@
-"""`sg_rlhf.measure.sharpness` on the shipped model: its numbers, its files, its refusals."""
+"""`lab.measure.sharpness` on the shipped model: its numbers, its files, its refusals."""
 
 import json
 
 import pytest
 
+from lab.measure import sharpness
+from lab.measure.batch_loss import UNIFORM, Surrogate
+from lab.measure.checkpoint import MeasureError
 from sg_rlhf.config import load_config
-from sg_rlhf.measure import sharpness
-from sg_rlhf.measure.batch_loss import UNIFORM, Surrogate
-from sg_rlhf.measure.checkpoint import MeasureError
 
 MODEL = "module:sg_rlhf.tiny.kk_tiny"
 REWARD = "domain:kk"

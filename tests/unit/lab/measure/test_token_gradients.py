@@ -1,4 +1,4 @@
-"""`sg_rlhf.measure.token_gradients`: its numbers against autograd, its sample, its files."""
+"""`lab.measure.token_gradients`: its numbers against autograd, its sample, its files."""
 
 import json
 import math
@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from lab.measure import token_gradients
+from lab.measure.checkpoint import TokenRow
+from lab.measure.token_figures import EDGES, summarise
+from lab.measure.token_gradients import stratified
 from sg_rlhf.algo.weightings.grpo_sg import GrpoSG
-from sg_rlhf.measure import token_gradients
-from sg_rlhf.measure.checkpoint import TokenRow
-from sg_rlhf.measure.token_figures import EDGES, summarise
-from sg_rlhf.measure.token_gradients import stratified
 from sg_rlhf.tiny.build import shipped
 
 MODEL = "module:sg_rlhf.tiny.kk_tiny"

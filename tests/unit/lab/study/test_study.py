@@ -14,19 +14,19 @@ import pytest
 import yaml
 from scipy import stats
 
+from lab.measure import accuracy, sharpness
+from lab.study import command as ablation
+from lab.study import results as study_results
+from lab.study import runner as study_runner
+from lab.study import tables as study_tables
+from lab.study.plan import CPU_SET_ONCE, CPU_SETS_NOW, _decisive, load_study
 from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.config import ConfigError, load_config
-from sg_rlhf.measure import accuracy, sharpness
 from sg_rlhf.run_dir import jsonl_log
-from sg_rlhf.studies import command as ablation
-from sg_rlhf.studies import results as study_results
-from sg_rlhf.studies import runner as study_runner
-from sg_rlhf.studies import tables as study_tables
-from sg_rlhf.studies.plan import CPU_SET_ONCE, CPU_SETS_NOW, _decisive, load_study
 
-ROOT = Path(__file__).parents[3]
-STUDIES = sorted((ROOT / "experiments").glob("*/study.yaml"))
-SHIPPED = ROOT / "experiments" / "kk_small" / "study.yaml"
+ROOT = Path(__file__).parents[4]
+STUDIES = sorted((ROOT / "lab" / "experiments").glob("*/study.yaml"))
+SHIPPED = ROOT / "lab" / "experiments" / "kk_small" / "study.yaml"
 SMALL = {
     "about": "two algorithms",
     "base": str(ROOT / "configs" / "kk" / "grpo_tiny_cpu.yaml"),
@@ -76,7 +76,7 @@ def test_the_sharpness_of_a_shipped_study_is_a_command_line(path: Path, tmp_path
     if runner.study.file.sharpness is None:
         pytest.skip("it measures none")
     argv = runner.sharpness_arguments("model", tmp_path / "batch.json", tmp_path / "result.json")
-    assert argv[:2] == ["-m", "sg_rlhf.measure.sharpness"]
+    assert argv[:2] == ["-m", "lab.measure.sharpness"]
     parsed = sharpness.parse_arguments(argv[2:])
     assert parsed.model == ["model"] and parsed.rho and parsed.prompts == 16
 
@@ -509,7 +509,7 @@ def test_tables_are_written_from_the_cells_that_are_there(
 
 @pytest.mark.parametrize("name", ["kk_small", "kk_async"])
 def test_the_committed_tables_are_those_of_the_committed_runs(name: str, tmp_path: Path) -> None:
-    folder = ROOT / "experiments" / name
+    folder = ROOT / "lab" / "experiments" / name
     study = load_study(folder / "study.yaml")
     runs = study_results.read_record(folder)
     assert study.name == name and set(runs) == {cell.name for cell in study.cells()}
