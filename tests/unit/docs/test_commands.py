@@ -85,7 +85,7 @@ def check(words: list[str]) -> None:
         module, rest = f"lab.measure.{rest[2].replace('-', '_')}", rest[1:]
     mains = {command.module: main_module(name) for name, command in COMMANDS.items()}
     mains |= {"lab.study": "lab.study.command"}
-    mains |= {f"lab.measure.{name.replace('-', '_')}": "" for name in MEASUREMENTS}
+    mains |= {m: m for m in (f"lab.measure.{n.replace('-', '_')}" for n in MEASUREMENTS)}
     mains |= {"eval.run": "sg_rlhf.eval.run", "sg_rlhf.launch.submit": "sg_rlhf.launch.submit"}
     if program == "sg-rlhf":
         name, argv = split(rest)
