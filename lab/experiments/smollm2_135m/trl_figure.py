@@ -1,6 +1,6 @@
 """Draw trl.jsonl beside our own run of the same recipe (grpo.jsonl), and print both.
 
-python -m experiments.smollm2_135m.trl_figure
+python -m lab.experiments.smollm2_135m.trl_figure
 """
 
 from __future__ import annotations
