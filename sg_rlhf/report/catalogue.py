@@ -1,7 +1,7 @@
 """Every figure of the report, in the order of the page: name, title, how to read it.
 
 To add a figure of lines, add an entry with :func:`figures.lines`. Any other figure is a function
-that raises :class:`drawing.Missing` where the runs do not have its data.
+that raises :class:`chart.Missing` where the runs do not have its data.
 """
 
 from __future__ import annotations
@@ -10,15 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib
-from matplotlib.figure import Figure
-
 from sg_rlhf.common.statistics import SPIKE_FACTOR, SPIKE_WINDOW
-from sg_rlhf.report import drawing, figures, stacked_figures, token_probabilities
-from sg_rlhf.report.drawing import Missing
+from sg_rlhf.report import figures, stacked_figures, token_probabilities
+from sg_rlhf.report.chart import Chart, Missing
 from sg_rlhf.report.figures import Line, lines
 from sg_rlhf.report.runs import Group
-from sg_rlhf.report.text import drawn
 
 
 @dataclass(frozen=True)
@@ -28,14 +24,12 @@ class Entry:
     Attributes:
         key: its id in the page and its file name.
         reading: what is drawn and how to read it, for the page.
-        wide: takes the whole width of the page.
     """
 
     key: str
     title: str
     reading: str
-    draw: Callable[[list[Group]], Figure]
-    wide: bool = False
+    chart: Callable[[list[Group]], Chart]
 
 
 FIGURES = (
@@ -48,7 +42,7 @@ FIGURES = (
     Entry(
         "grad_norm", "Gradient norm",
         "L2 norm before clipping, of every optimizer step rather than one per rollout; as the "
-        f"paper's Figure 1. A triangle is a spike: above {SPIKE_FACTOR:g} times the "
+        f"paper's Figure 1. A ringed point is a spike: above {SPIKE_FACTOR:g} times the "
         f"median of the {SPIKE_WINDOW} steps before it.",
         figures.grad_norm,
     ),
@@ -142,21 +136,21 @@ FIGURES = (
         f"Figure 3: the {token_probabilities.SHOWN} least and the {token_probabilities.SHOWN} most "
         f"probable of those that occur {token_probabilities.LEAST} times, and their number. "
         "␣ is a space, ↵ a line end, ⇥ a tab.",
-        token_probabilities.draw, wide=True,
+        token_probabilities.chart,
     ),
     Entry(
         "accuracy_by_set", "Accuracy of each set and source",
         "Held-out sets of sg.eval_sets and data sources (the size of a puzzle, as the paper's "
         "Figure 4) along training. The distance between training prompts and held-out prompts of "
-        "the same kind is the generalisation gap. Bars: 95 % interval over prompts; band: the "
+        "the same kind is the generalisation gap. Bars: 95 % interval over prompts, or the "
         "range of the seeds.",
-        figures.accuracy_by_set, wide=True,
+        figures.accuracy_by_set,
     ),
     Entry(
         "staleness", "Age of the tokens",
         "Of an asynchronous run. Age: weight syncs between a token's sampling and its update. "
         "Dropped: sampled, but too old to train on.",
-        stacked_figures.staleness, wide=True,
+        stacked_figures.staleness,
     ),
     Entry(
         "seconds_per_rollout", "Seconds of each rollout",
@@ -164,33 +158,22 @@ FIGURES = (
         "Longest response: from when 90 % of the prompts were finished until all were. "
         "A first rollout that would flatten the others is cut; its seconds are above it. "
         "docs/performance.md says which settings change a part.",
-        stacked_figures.seconds_per_rollout, wide=True,
+        stacked_figures.seconds_per_rollout,
     ),
 )  # fmt: skip
 
 
-def draw(entry: Entry, groups: list[Group]) -> Figure:
-    """The figure of an entry in the report's style.
-
-    Raises:
-        Missing: the runs do not hold its data.
-    """
-    with matplotlib.rc_context(drawing.RC):
-        return entry.draw(groups)
-
-
 def write(
-    draw_figure: Callable[[list[Group]], Figure], groups: list[Group], path: Path, title: str = ""
+    make: Callable[[list[Group]], Chart], groups: list[Group], path: Path, title: str = ""
 ) -> bool:
     """One figure as a file; False where the runs do not hold its data."""
-    with matplotlib.rc_context(drawing.RC):
-        try:
-            figure = draw_figure(groups)
-        except Missing:
-            return False
-        if title:
-            figure.suptitle(drawn(title), x=0.02, ha="left", fontsize=10)
-        drawing.save(figure, path)
+    from sg_rlhf.report import drawing  # matplotlib: only where it draws
+
+    try:
+        chart = make(groups)
+    except Missing:
+        return False
+    drawing.save(drawing.draw(chart, title), path)
     return True
 
 
@@ -198,4 +181,4 @@ def write_all(groups: list[Group], folder: Path, formats: tuple[str, ...]) -> li
     """Every figure as files in ``folder``; returns those written, and skips what is missing."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [(entry, folder / f"{entry.key}.{ending}") for entry in FIGURES for ending in formats]
-    return [path for entry, path in paths if write(entry.draw, groups, path)]
+    return [path for entry, path in paths if write(entry.chart, groups, path)]

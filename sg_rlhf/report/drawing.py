@@ -1,54 +1,37 @@
-"""How figures look: one style for the page and for papers, and matplotlib's SVG fit for HTML."""
+"""Figures as files for papers: a chart drawn by matplotlib."""
 
 from __future__ import annotations
 
-import io
-import itertools
 import math
-import re
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import matplotlib
-import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
-from matplotlib.patches import StepPatch
 from matplotlib.ticker import LogFormatter, MaxNLocator
 
 from sg_rlhf.common import figures
-from sg_rlhf.report.runs import Curve
+from sg_rlhf.report.chart import Bars, Chart, Panel, Series, across, look, smooth
+from sg_rlhf.report.text import one_line
 
-#: Okabe and Ito's palette: told apart with any colour vision. Line styles differ as well, and
-#: repeat at another length than the colours: 42 groups look different, and those of one colour
-#: have neighbours in LINES, which are unlike each other.
+#: Okabe and Ito's palette: told apart with any colour vision. Dashes differ as well.
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-LINES: tuple[str | tuple[int, tuple[float, ...]], ...] = (
-    "-", (0, (7, 2)), (0, (8, 2, 1.5, 2)), (0, (2.5, 1.2)), (0, (16, 2.5)), (0, (1, 1.6)),
-    (0, (6, 1.5, 1, 1.5, 1, 1.5)),
-)  # fmt: skip
 INK, MUTED, GRID, ALARM = "#1b1f24", "#59636e", "#e1e4e8", "#b3261e"
-#: Each colour becomes a CSS variable in the page, so that dark mode can change it.
-VARIABLES = {
-    **{color: f"--s{i}" for i, color in enumerate(SERIES)},
-    INK: "--ink", MUTED: "--muted", GRID: "--grid", ALARM: "--alarm",
-}  # fmt: skip
-#: Opacity of a thin line: visible on a dark page, and behind the thick one.
-THIN = 0.5
-#: Inches; a column of a two-column paper, and of the page.
+#: The variables of page.css on white paper.
+VARIABLES = {f"s{i}": color for i, color in enumerate(SERIES)} | {"muted": MUTED, "alarm": ALARM}
+#: Opacity of a thin line, of a range, and of a lighter tone.
+THIN, RANGE, LIGHT = 0.5, 0.18, 0.55
+#: Inches; a column of a two-column paper.
 WIDTH, HEIGHT = 4.6, 2.8
-#: Panels of a figure that takes the width of the page, in a row.
-PANELS_IN_A_ROW = 3
+#: Inches; of each further panel of a narrow figure.
+PANEL_HEIGHT = 1.0
 #: Inches; a row of a legend, and what an entry needs besides and for each letter.
 LEGEND_ROW, LEGEND_HANDLE, LEGEND_LETTER = 0.18, 0.55, 0.06
 #: More labels than this would cover what they explain.
 LEGEND_INSIDE = 6
-#: Of each line, in the tip of the page.
-READOUT_POINTS = 150
-_SVG, _XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 
 RC = {
     "font.size": 9.0,
@@ -70,61 +53,180 @@ RC = {
     "xtick.labelcolor": INK,
     "ytick.labelcolor": INK,
     "svg.hashsalt": "sg_rlhf",
-    "path.simplify_threshold": 0.3,
+    "svg.fonttype": "path",  # drawn letters: no font is needed
 }
 
 
-class Missing(ValueError):
-    """The runs do not hold what a figure shows; one sentence for the page."""
+def color(index: int) -> str:
+    """The colour of the group at ``index``."""
+    return VARIABLES[look(index)["colour"]]
 
 
 def subplots(
-    rows: int = 1,
-    columns: int = 1,
-    *,
-    width: float = WIDTH,
-    height: float = HEIGHT,
-    sharex: bool = False,
-    sharey: bool = False,
+    rows: int = 1, columns: int = 1, *, width: float = WIDTH, height: float = HEIGHT, **shared: bool
 ) -> tuple[Figure, list[Axes]]:
     """A figure in the report's style and its axes, row by row."""
     figure = Figure(figsize=(width, height), layout="constrained")
-    axes = figure.subplots(rows, columns, sharex=sharex, sharey=sharey, squeeze=False)
+    axes = figure.subplots(rows, columns, squeeze=False, **shared)
     return figure, [axis for row in axes for axis in row]
 
 
-def wide_panels(count: int, label: str) -> tuple[Figure, list[Axes]]:
-    """Panels of one scale for a figure that takes the width of the page."""
-    columns = min(PANELS_IN_A_ROW, count)
-    rows = math.ceil(count / columns)
-    figure, panels = subplots(rows, columns, width=2 * WIDTH, height=0.5 + 2.1 * rows, sharey=True)
-    for panel in panels[count:]:
-        panel.set_visible(False)
-    for panel in panels[::columns]:
-        panel.set_ylabel(label)
-    return figure, panels
+def draw(chart: Chart, title: str = "") -> Figure:
+    """The figure of a chart."""
+    with matplotlib.rc_context(RC):
+        figure = _draw(chart)
+        if title:
+            figure.suptitle(text(title), x=0.02, ha="left", fontsize=10)
+    return figure
 
 
-def color(index: int) -> str:
-    """The colour of the group or part at ``index``."""
-    return SERIES[index % len(SERIES)]
+def _draw(chart: Chart) -> Figure:
+    columns = min(chart.columns, len(chart.panels))
+    rows = math.ceil(len(chart.panels) / columns)
+    wide = chart.columns > 1
+    width, height = WIDTH, HEIGHT + PANEL_HEIGHT * (rows - 1)
+    bars = [panel for panel in chart.panels if isinstance(panel, Bars)]
+    if wide:
+        width, height = 2 * WIDTH, 0.5 + 2.1 * rows
+    if bars:
+        height = sum(0.9 + 0.19 * max(1, len(panel.rows)) for panel in bars[::columns])
+    if chart.size:
+        width, height = chart.size
+    figure, axes = subplots(
+        rows, columns, width=width, height=height, sharex=bool(bars) or not wide,
+        sharey=wide and not bars,
+    )  # fmt: skip
+    for spare in axes[len(chart.panels) :]:
+        spare.set_visible(False)
+    for index, (panel, at) in enumerate(zip(chart.panels, axes, strict=False)):
+        if panel.title:
+            at.set_title(text(panel.title), loc="left", fontsize=8.5, color=MUTED)
+        if isinstance(panel, Bars):
+            _draw_bars(at, panel)
+            continue
+        _draw_panel(at, panel)
+        at.set_ylabel("" if wide and index % columns else panel.y)
+        at.set_xlabel("" if not wide and index < len(axes) - 1 else _x_label(panel))
+    if wide and not bars:
+        stacked = chart.panels[0].series[0].kind == "stack"  # type: ignore[union-attr]
+        legend_of_figure(axes, least=1 if stacked else 2)
+    elif not bars:
+        legend(axes[0])
+    return figure
 
 
-def style(index: int) -> str | tuple[int, tuple[float, ...]]:
-    """The line style of the group at ``index``."""
-    return LINES[index % len(LINES)]
+def _draw_panel(axes: Axes, panel: Panel) -> None:
+    below: dict[float, float] = {}
+    for series in panel.series:
+        if series.kind == "stack":
+            below = _draw_part(axes, series, below)
+        elif series.kind == "bars":
+            _draw_histogram(axes, series, fill=len(panel.series) == 1)
+        else:
+            _draw_lines(axes, series)
+    for zone in panel.zones:
+        tone = VARIABLES[zone.colour]
+        axes.axvspan(
+            zone.first, zone.last, facecolor=tone, alpha=0.13, lw=0, label=text(zone.label)
+        )
+    if not panel.x.startswith("token probability"):
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if panel.scale == "log":
+        log_scale(axes)
+    elif panel.scale != "auto":
+        top = panel.top or 1.05 * axes.get_ylim()[1]
+        flat = all(series.kind in ("stack", "bars") for series in panel.series)
+        low = 0 if flat else -0.02 * top  # a line at 0 must be seen whole
+        axes.set_ylim(low, max(0.05, top) if panel.scale == "share" else top)
 
 
-def dashes(index: int) -> str:
-    """The line style of the group at ``index`` as ``stroke-dasharray``."""
-    line = style(index)
-    return "none" if isinstance(line, str) else " ".join(f"{2 * part:g}" for part in line[1])
+def _draw_lines(axes: Axes, series: Series) -> None:
+    """A line, or for several seeds their mean, their range, and each thinly."""
+    curves = [curve for curve in series.curves if curve]
+    tone = {"color": VARIABLES[series.colour]}
+    smoothed = [smooth(curve, series.window) for curve in curves]
+    if series.kind == "thin":
+        for i, curve in enumerate(smoothed):
+            label = "" if i else text(series.label)
+            axes.plot(*zip(*curve, strict=True), alpha=THIN, lw=0.9, label=label, **tone)
+        return
+    if not curves:
+        axes.plot([], [], ls=(0, series.dash), label=text(series.label), **tone)
+        return
+    mean, low, high = across(smoothed)
+    if len(curves) == 1:
+        low, high = series.interval or ([], [])
+    if series.kind == "points":
+        axes.vlines([x for x, _ in low], [y for _, y in low], [y for _, y in high], lw=1.2, **tone)
+    elif low:
+        axes.fill_between(
+            [x for x, _ in low], [y for _, y in low], [y for _, y in high],
+            color=tone["color"], alpha=RANGE, lw=0,
+        )  # fmt: skip
+    if series.kind == "line" and (len(curves) > 1 or series.window > 1):
+        for curve in curves if len(curves) == 1 else smoothed:
+            axes.plot(*zip(*curve, strict=True), alpha=THIN, lw=0.9, **tone)
+    marker = "o" if len(mean) == 1 or series.kind == "points" else None
+    axes.plot(
+        [x for x, _ in mean], [y for _, y in mean], lw=1.8, label=text(series.label), marker=marker,
+        ms=4, ls=(0, series.dash), **tone,
+    )  # fmt: skip
+    if series.marks:
+        axes.scatter(
+            *zip(*series.marks, strict=True), s=26, zorder=4, facecolor=tone["color"],
+            edgecolor=INK, linewidth=0.7,
+        )  # fmt: skip
 
 
-def whole_numbers(axes: Axes, label: str = "rollout") -> None:
-    """The x axis counts rollouts (or steps)."""
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel(label)
+def _draw_histogram(axes: Axes, series: Series, *, fill: bool) -> None:
+    (curve,) = series.curves
+    half = 0.5 / len(curve)
+    edges = [*(x - half for x, _ in curve), curve[-1][0] + half]
+    axes.stairs(
+        [y for _, y in curve], edges, color=VARIABLES[series.colour], fill=fill,
+        alpha=0.75 if fill else 1.0, lw=1.6, ls=(0, series.dash), label=text(series.label),
+    )  # fmt: skip
+
+
+def _draw_part(axes: Axes, series: Series, below: dict[float, float]) -> dict[float, float]:
+    """One part on top of what is ``below`` at each x; returns what is below the next."""
+    (curve,) = series.curves
+    above = {x: below.get(x, 0.0) + y for x, y in curve}
+    tone = to_rgb(VARIABLES[series.colour])
+    if series.light:
+        tone = tuple(LIGHT * part + (1 - LIGHT) for part in tone)
+    axes.bar(
+        [x for x, _ in curve], [y for _, y in curve], width=1.0, color=tone,
+        bottom=[below.get(x, 0.0) for x, _ in curve], label=text(series.label),
+    )  # fmt: skip
+    return above
+
+
+def _draw_bars(axes: Axes, bars: Bars) -> None:
+    places = range(len(bars.rows))
+    values = [value for _, value, _ in bars.rows]
+    axes.barh(places, values, color=VARIABLES[bars.colour], alpha=0.75, height=0.7)
+    axes.set_yticks(places, [text(label) for label, _, _ in bars.rows])
+    for place, (_, value, count) in zip(places, bars.rows, strict=True):
+        axes.annotate(
+            f"{count:,}", (value, place), (4, 0), textcoords="offset points", va="center",
+            fontsize=7.5, color=MUTED,
+        )  # fmt: skip
+    axes.set_ylim(max(len(bars.rows), 1) - 0.4, -0.6)
+    axes.set_xlim(0, 1.12)
+    axes.set_xlabel("mean probability p")
+    axes.grid(False, axis="y")
+    axes.tick_params(axis="y", length=0)
+
+
+def _x_label(panel: Panel) -> str:
+    window = max((series.window for series in panel.series), default=1)
+    return f"{panel.x} (running mean of {window})" if window > 1 else panel.x
+
+
+def text(label: str) -> str:
+    """``one_line`` for matplotlib, which would read ``$x$`` as mathematics."""
+    return one_line(label).replace("$", r"\$")
 
 
 class _LogLabel(LogFormatter):
@@ -141,55 +243,15 @@ def log_scale(axes: Axes) -> None:
     axes.yaxis.set_minor_formatter(_LogLabel(labelOnlyBase=False))
 
 
-def window_of(length: int) -> int:
-    """How many rows a running mean takes: a fifth of the run, 1 to 15."""
-    return max(1, min(15, length // 5))
-
-
-def smooth(values: Sequence[float], window: int) -> list[float]:
-    """Mean of the last ``window`` values."""
-    return [statistics.fmean(values[max(0, i - window + 1) : i + 1]) for i in range(len(values))]
-
-
-def band(curves: list[Curve]) -> tuple[list[float], list[float], list[float], list[float]]:
-    """(x, mean, lowest, highest) over the curves, at the x that all of them have."""
-    tables = [dict(curve) for curve in curves]
-    xs = sorted(set.intersection(*(set(table) for table in tables)))
-    at = [[table[x] for table in tables] for x in xs]
-    return xs, [statistics.fmean(v) for v in at], [min(v) for v in at], [max(v) for v in at]
-
-
-def draw_seeds(axes: Axes, curves: list[Curve], index: int, label: str, *, window: int = 1) -> None:
-    """One group: a line, or for several seeds their mean, their range, and each thinly."""
-    curves = [curve for curve in curves if curve]
-    if not curves:
-        return
-    one = len(curves) == 1
-    smoothed = [
-        list(zip([x for x, _ in curve], smooth([y for _, y in curve], window), strict=True))
-        for curve in curves
-    ]
-    look: dict[str, Any] = {"color": color(index), "solid_capstyle": "round"}
-    if not one or window > 1:
-        for curve in curves if one else smoothed:
-            xs, ys = [x for x, _ in curve], [y for _, y in curve]
-            axes.plot(xs, ys, alpha=THIN, linewidth=0.9, **look)
-    xs, mean, low, high = band(smoothed)
-    if not one:
-        axes.fill_between(xs, low, high, color=color(index), alpha=0.18, linewidth=0)
-    marker = "o" if len(xs) == 1 else None
-    axes.plot(xs, mean, linewidth=1.8, label=label, linestyle=style(index), marker=marker, **look)
-
-
-def legend(axes: Axes, *, least: int = 2) -> None:
-    """A legend, if there are ``least`` labels; of many labels below the figure.
+def legend(axes: Axes) -> None:
+    """A legend, if there are two labels; of many labels below the figure.
 
     The label of a single run says nothing: the page and the file have its name as their title.
     """
     handles, _ = axes.get_legend_handles_labels()
     if len(handles) > LEGEND_INSIDE:
         legend_of_figure([axes])
-    elif len(handles) >= least:
+    elif len(handles) > 1:
         axes.legend(loc="best")
 
 
@@ -209,118 +271,8 @@ def legend_of_figure(panels: Sequence[Axes], *, least: int = 2) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure as the file name's ending says: PNG with 200 dpi, SVG with drawn letters."""
-    with matplotlib.rc_context({**RC, "svg.fonttype": "path"}):
+    """Write a figure as the file name's ending says: PNG with 200 dpi, SVG without a date."""
+    with matplotlib.rc_context(RC):
         figures.save(
             figure, path, dpi=200, metadata={"Date": None} if path.suffix == ".svg" else None
         )
-
-
-def readout(figure: Figure) -> list[dict[str, Any]]:
-    """The values behind a figure that was drawn: for the tip of the page.
-
-    Returns:
-        For each panel with lines or steps that have a label: its ``box`` (left, top, right, bottom)
-        in units of the SVG, the name of ``x``, and for each label its points (place in the box,
-        x, y), at most ``READOUT_POINTS``.
-    """
-    height = 72 * figure.get_figheight()
-    panels = []
-    for axes in figure.axes:
-        series = {}
-        for line in axes.lines:
-            if _is_named(line.get_label()):
-                series[line.get_label()] = [(float(x), float(y)) for x, y in line.get_xydata()]
-        for container in axes.containers:
-            if _is_named(container.get_label()):  # points with error bars
-                series[container.get_label()] = [tuple(p) for p in container[0].get_xydata()]
-        for steps in axes.patches:
-            if isinstance(steps, StepPatch):
-                tops, edges, below = steps.get_data()
-                middles = [(a + b) / 2 for a, b in itertools.pairwise(edges)]
-                heights = np.asarray(tops) - (0 if below is None else below)
-                series[steps.get_label()] = list(zip(middles, map(float, heights), strict=True))
-        named = {n: p for n, p in series.items() if _is_named(n) and any(_finite(q) for q in p)}
-        if not named or not axes.get_visible():
-            continue
-        box = axes.get_position()
-        width = 72 * figure.get_figwidth()
-        edges = (box.x0 * width, (1 - box.y1) * height, box.x1 * width, (1 - box.y0) * height)
-        panels.append(
-            {
-                "box": [round(edge, 1) for edge in edges],
-                "x": axes.get_xlabel(),
-                "series": [[name, _placed(axes, points)] for name, points in named.items()],
-            }
-        )
-    # Panels that share an axis name it once, on the last.
-    for panel in panels:
-        panel["x"] = panel["x"] or panels[-1]["x"]
-    return panels
-
-
-def _is_named(label: Any) -> bool:
-    return bool(label) and not str(label).startswith("_")
-
-
-def _finite(point: tuple[float, float]) -> bool:
-    return all(map(math.isfinite, point))
-
-
-def _placed(axes: Axes, points: Sequence[tuple[float, float]]) -> list[list[float]]:
-    figure = axes.get_figure(root=True)
-    assert figure is not None
-    usable = [point for point in points if _finite(point)]
-    kept = usable[:: max(1, math.ceil(len(usable) / READOUT_POINTS))]
-    low, high = sorted(axes.get_xlim())
-    return [
-        [round(float(axes.transData.transform((x, y))[0]) * 72 / figure.dpi, 1),
-         float(f"{x:.6g}"), float(f"{y:.4g}")]
-        for x, y in kept
-        if low <= x <= high
-    ]  # fmt: skip
-
-
-def html_svg(figure: Figure, key: str, label: str) -> str:
-    """The figure as an ``<svg>`` element for the page: no fixed size, colours as CSS variables.
-
-    Args:
-        key: put in front of every id, so that figures do not share any.
-        label: what a screen reader says.
-    """
-    buffer = io.StringIO()
-    with matplotlib.rc_context({**RC, "svg.fonttype": "none"}):
-        figures.save(figure, buffer, format="svg", transparent=True, metadata={"Date": None})
-    ElementTree.register_namespace("", _SVG)
-    ElementTree.register_namespace("xlink", _XLINK)
-    # Our own output, so no parser is needed that distrusts it; comments are dropped on the way.
-    root = ElementTree.fromstring(buffer.getvalue())
-    for parent in list(root.iter()):
-        for child in list(parent):
-            # matplotlib's style sheet is for every element of the page, and its metadata is noise.
-            if child.tag in (f"{{{_SVG}}}metadata", f"{{{_SVG}}}style"):
-                parent.remove(child)
-    for element in root.iter():
-        for name, value in element.attrib.items():
-            element.set(name, _for_page(name, value, key))
-    for name in ("width", "height", "version"):
-        root.attrib.pop(name, None)
-    root.set("style", "stroke-linejoin:round;stroke-linecap:butt")
-    root.set("role", "img")
-    root.set("aria-label", label)
-    return ElementTree.tostring(root, encoding="unicode")
-
-
-def _for_page(name: str, value: str, key: str) -> str:
-    if name == "id":
-        return f"{key}-{value}"
-    if name == f"{{{_XLINK}}}href":
-        return value.replace("#", f"#{key}-")
-    value = value.replace("url(#", f"url(#{key}-")
-    if name in ("style", "fill"):
-        # The page's own font; black is what matplotlib leaves unsaid.
-        value = re.sub(r"font: ([^;']*?)([\d.]+px)[^;]*", r"font-size: \2", value)
-        value = re.sub(r"font-family: [^;]*;?", "", value)
-        colors = {color: f"var({variable})" for color, variable in VARIABLES.items()}
-        value = re.sub(r"#[0-9a-f]{6}", lambda m: colors.get(m[0], m[0]), value)
-    return value

@@ -16,8 +16,8 @@ from markupsafe import Markup
 
 import sg_rlhf
 from sg_rlhf.common.statistics import spikes
-from sg_rlhf.report import catalogue, drawing, figures
-from sg_rlhf.report.drawing import Missing
+from sg_rlhf.report import catalogue, figures
+from sg_rlhf.report.chart import Chart, Missing, Panel, look, page_data, table_of
 from sg_rlhf.report.evaluations import Evaluated, held_out_accuracy, held_out_label
 from sg_rlhf.report.runs import (
     NOT_COMPARED,
@@ -39,16 +39,17 @@ from sg_rlhf.run_dir import alerts
 SAMPLES = 500
 #: Joined in this order, in one function.
 SCRIPTS = ("page.js", "figures.js", "tokens.js", "group.js", "samples.js", "live.js")
+#: Values of a line, and of all lines of a figure: longer ones are thinned.
+LINE_VALUES, FIGURE_VALUES = 1000, 4000
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A figure as it goes into the page: an SVG, or the sentence that says why there is none."""
+    """A figure as it goes into the page: a chart, or the sentence that says why there is none."""
 
     entry: catalogue.Entry
-    svg: Markup | None
+    chart: Chart | None
     missing: str = ""
-    values: tuple[dict[str, Any], ...] = ()
 
 
 def read_runs(run_dirs: list[Path], *, may_be_empty: bool = False) -> tuple[list[Run], list[Group]]:
@@ -75,50 +76,62 @@ def build(
             a page that stands alone.
     """
     environment = Environment(
-        loader=DictLoader({"page.html": _template("page.html")}), autoescape=True,
+        loader=DictLoader({"page.html": _file("templates/page.html")}), autoescape=True,
         undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    parts = "\n".join(_template(name) for name in SCRIPTS)
-    script = f'"use strict";\n(() => {{\n{parts}}})();\n'
+    scripts = "\n".join(_file(f"templates/{name}") for name in SCRIPTS)
+    plots = f"/*\n{_file('uplot/LICENSE')}*/\n{_file('uplot/uPlot.iife.min.js')}"
+    script = f'{plots}\n"use strict";\n(() => {{\n{scripts}}})();\n'
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     data = payload(runs, samples)
     drawn = [_drawn(entry, groups) for entry in catalogue.FIGURES]
     return environment.get_template("page.html").render(
         title=" · ".join(group.label for group in groups),
-        style=Markup(_template("page.css")),
+        style=Markup(_file("uplot/uPlot.min.css") + _file("templates/page.css")),
         script=Markup(script),
         script_hash=f"sha256-{digest}",
         groups=groups,
-        colours=len(drawing.SERIES),
-        dashes=[drawing.dashes(index) for index in range(len(groups))],
+        looks=[look(index) for index in range(len(groups))],
+        dashes=[" ".join(str(2 * part) for part in look(i)["dash"]) for i in range(len(groups))],
         table=[_table_row(run) for run in runs],
-        figures=[figure for figure in drawn if figure.svg],
-        missing=[figure for figure in drawn if not figure.svg],
+        figures=[figure for figure in drawn if figure.chart],
+        missing=[figure for figure in drawn if not figure.chart],
+        table_of=table_of,
+        window=figures.window_of(groups),
         several_seeds=any(len(group.runs) > 1 for group in groups),
         differences=differences(groups) if len(groups) > 1 else [],
         settings=[(run.name, all_settings(run)) for run in runs] if len(groups) == 1 else [],
         not_compared=", ".join(NOT_COMPARED),
         sample_count=len(data["samples"]["step"]),
         left_out=[run for run in data["runs"] if run["shown"] < run["total"]],
-        data=Markup(embedded_json(data | {"figures": {f.entry.key: f.values for f in drawn}})),
+        data=Markup(embedded_json(data | {"figures": _data_of(drawn, runs)})),
         version=sg_rlhf.__version__,
         live=version,
         written=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
     )
 
 
-def _template(name: str) -> str:
-    return (resources.files("sg_rlhf.report") / "templates" / name).read_text(encoding="utf-8")
+def _file(name: str) -> str:
+    return (resources.files("sg_rlhf.report") / name).read_text(encoding="utf-8")
 
 
 def _drawn(entry: catalogue.Entry, groups: list[Group]) -> Drawn:
     try:
-        figure = catalogue.draw(entry, groups)
+        return Drawn(entry, entry.chart(groups))
     except Missing as missing:
         return Drawn(entry, None, str(missing))
-    label = f"{entry.title}: {', '.join(group.label for group in groups)}"
-    svg = Markup(drawing.html_svg(figure, entry.key, label))
-    return Drawn(entry, svg, values=tuple(drawing.readout(figure)))
+
+
+def _data_of(drawn: list[Drawn], runs: list[Run]) -> dict[str, list[dict[str, Any]]]:
+    """The panels of each figure that has some."""
+    limit = min(LINE_VALUES, FIGURE_VALUES // len(runs))
+    return {
+        figure.entry.key: [
+            page_data(panel, limit) for panel in figure.chart.panels if isinstance(panel, Panel)
+        ]
+        for figure in drawn
+        if figure.chart
+    }
 
 
 def _table_row(run: Run) -> dict[str, Any]:

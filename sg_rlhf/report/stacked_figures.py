@@ -2,41 +2,40 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-
-from sg_rlhf.report import drawing
-from sg_rlhf.report.drawing import ALARM, GRID, MUTED, SERIES, Missing
+from sg_rlhf.report.chart import Chart, Missing, Panel, Series, look
 from sg_rlhf.report.runs import Group, Row, number
-from sg_rlhf.report.text import drawn
 from sg_rlhf.run_dir.timing_keys import OTHER, exclusive_seconds
 from sg_rlhf.run_dir.weight_versions import DROPPED_SHARE, SHARE_OF_AGE
 
+Look = Mapping[str, Any]
+#: Rollout -> the value of each part.
+Parts = dict[int, dict[str, float]]
+
 #: Part of a rollout's time -> the sections of it and how it is drawn.
-_HATCHED = {"hatch": "////", "edgecolor": GRID}
-PARTS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
-    "generation": (("generation",), {"color": SERIES[0]}),
-    "longest response": (("longest_response",), {"facecolor": SERIES[0], **_HATCHED}),
-    "engines wake, sleep": (("engines_wake",), {"color": SERIES[5]}),
-    "old log-probs": (("old_log_probs", "update_old_log_probs"), {"color": SERIES[4]}),
+PARTS: dict[str, tuple[tuple[str, ...], Look]] = {
+    "generation": (("generation",), {"colour": "s0"}),
+    "longest response": (("longest_response",), {"colour": "s0", "light": True}),
+    "engines wake, sleep": (("engines_wake",), {"colour": "s5"}),
+    "old log-probs": (("old_log_probs", "update_old_log_probs"), {"colour": "s4"}),
     "reference, reward model, values": (
         ("reference_log_probs", "update_reference_log_probs", "reward_model", "values",
-         "make_experience"), {"facecolor": SERIES[4], **_HATCHED},
+         "make_experience"), {"colour": "s4", "light": True},
     ),
-    "forward": (("update_forward",), {"color": SERIES[1]}),
-    "backward, optimizer": (("update_backward",), {"facecolor": SERIES[1], **_HATCHED}),
-    "rest of the update": (("hand_over", "ppo_train"), {"color": SERIES[3]}),
-    "weight sync": (("broadcast", "sync_check"), {"color": SERIES[2]}),
-    "other": (("logging", OTHER), {"color": MUTED}),
+    "forward": (("update_forward",), {"colour": "s1"}),
+    "backward, optimizer": (("update_backward",), {"colour": "s1", "light": True}),
+    "rest of the update": (("hand_over", "ppo_train"), {"colour": "s3"}),
+    "weight sync": (("broadcast", "sync_check"), {"colour": "s2"}),
+    "other": (("logging", OTHER), {"colour": "muted"}),
 }  # fmt: skip
 
 
-def seconds_per_rollout(groups: list[Group]) -> Figure:
+def seconds_per_rollout(groups: list[Group]) -> Chart:
     """Seconds of each rollout, stacked by part; a panel for each configuration."""
 
     def parts(row: Row) -> dict[str, float]:
@@ -45,27 +44,22 @@ def seconds_per_rollout(groups: list[Group]) -> Figure:
             return {}
         return {part: sum(seconds[name] for name in names) for part, (names, _) in PARTS.items()}
 
-    looks = {part: look for part, (_, look) in PARTS.items()}
     by_group = [_mean_of_seeds(group, parts) for group in groups]
-    if not any(by_group):
+    totals = [[sum(values.values()) for values in steps.values()] for steps in by_group]
+    if not any(totals):
         raise Missing("The runs log no timings.")
-    figure, panels = _stacked(groups, by_group, looks, "seconds")
     # The first rollout, in which things are compiled, may not flatten the others. It is cut, and
     # its seconds are written above it.
-    totals = [[sum(values.values()) for values in steps.values()] for steps in by_group]
     top = 1.1 * max(max(found[1:] or found) for found in totals if found)
-    panels[0].set_ylim(0, top)
-    for axes, steps, found in zip(panels, by_group, totals, strict=False):
-        if found and found[0] > top:
-            axes.annotate(
-                f"cut: {found[0]:.3g} s", (min(steps) - 0.5, 1.0), (0, 2), va="bottom",
-                textcoords="offset points", xycoords=axes.get_xaxis_transform(),
-                fontsize=7.5, color=ALARM,
-            )  # fmt: skip
-    return figure
+    cut = [
+        f"rollout {min(steps)} is cut: {found[0]:.3g} s" if found and found[0] > top else ""
+        for steps, found in zip(by_group, totals, strict=True)
+    ]
+    looks = {part: how for part, (_, how) in PARTS.items()}
+    return _stacked(groups, by_group, looks, "seconds", top, cut)
 
 
-def staleness(groups: list[Group]) -> Figure:
+def staleness(groups: list[Group]) -> Chart:
     """Shares of each rollout's tokens by age in weight syncs, a panel for each configuration."""
 
     def shares(row: Row) -> dict[str, float]:
@@ -78,29 +72,25 @@ def staleness(groups: list[Group]) -> Figure:
         }
         return found | {"dropped": dropped}
 
-    by_group = [_mean_of_seeds(group, shares) for group in groups]
-    shown = [i for i, found in enumerate(by_group) if found]
+    every = [_mean_of_seeds(group, shares) for group in groups]
+    shown = [i for i, found in enumerate(every) if found]
     if not shown:
         raise Missing("The runs are synchronous: every token was sampled by the current policy.")
-    by_group = [by_group[i] for i in shown]
+    by_group = [every[i] for i in shown]
     ages = {name for steps in by_group for values in steps.values() for name in values}
     ordered = sorted(ages - {"dropped"}, key=lambda name: int(name.split()[1]))
-    looks: dict[str, dict[str, Any]] = {
-        name: {"color": drawing.color(i)} for i, name in enumerate(ordered)
-    }
-    looks["dropped"] = {"facecolor": ALARM, **_HATCHED}
-    figure, panels = _stacked([groups[i] for i in shown], by_group, looks, "share of tokens")
-    panels[0].set_ylim(0, 1)
-    return figure
+    looks: dict[str, Look] = {name: {"colour": look(i)["colour"]} for i, name in enumerate(ordered)}
+    looks["dropped"] = {"colour": "alarm", "light": True}
+    titles = [""] * len(shown)
+    return _stacked([groups[i] for i in shown], by_group, looks, "share of tokens", 1.0, titles)
 
 
-def _mean_of_seeds(
-    group: Group, of_row: Callable[[Row], dict[str, float]]
-) -> dict[int, dict[str, float]]:
-    """Rollout -> the named values of its rows, the mean over the seeds that have it."""
+def _mean_of_seeds(group: Group, of_row: Callable[[Row], dict[str, float]]) -> Parts:
+    """The named values of the rows of each rollout, the mean over the seeds that have it."""
     found: dict[int, list[dict[str, float]]] = defaultdict(list)
     for row in (row for run in group.runs for row in run.metrics):
-        if values := of_row(row):
+        values = of_row(row)
+        if values and all(map(math.isfinite, values.values())):
             found[int(row["global_step"])].append(values)
     return {
         step: {
@@ -113,23 +103,25 @@ def _mean_of_seeds(
 
 def _stacked(
     groups: Sequence[Group],
-    by_group: Sequence[dict[int, dict[str, float]]],
-    looks: Mapping[str, dict[str, Any]],
+    by_group: Sequence[Parts],
+    looks: Mapping[str, Look],
     label: str,
-) -> tuple[Figure, list[Axes]]:
+    top: float,
+    titles: Sequence[str],
+) -> Chart:
     """A panel per group with its values of each rollout, stacked in the order of ``looks``."""
-    figure, panels = drawing.wide_panels(len(groups), label)
-    for axes, group, steps in zip(panels, groups, by_group, strict=False):
-        if len(groups) > 1:
-            axes.set_title(drawn(group.label), loc="right", fontsize=8.5, color=MUTED)
-        drawing.whole_numbers(axes)
-        edges = [*(step - 0.5 for step in steps), max(steps, default=0) + 0.5]
-        below = [0.0] * len(steps)
-        for name, look in looks.items():
-            values = [found.get(name, 0.0) for found in steps.values()]
-            if any(values):
-                above = [a + b for a, b in zip(below, values, strict=True)]
-                axes.stairs(above, edges, baseline=below, fill=True, label=name, lw=0.4, **look)
-                below = above
-    drawing.legend_of_figure(panels, least=1)
-    return figure, panels
+    panels = []
+    for group, steps, title in zip(groups, by_group, titles, strict=True):
+        curves = {
+            name: [(float(step), values.get(name, 0.0)) for step, values in steps.items()]
+            for name in looks
+        }
+        parts = [
+            Series(name, [curve], kind="stack", **looks[name])
+            for name, curve in curves.items()
+            if any(y for _, y in curve)
+        ]
+        names = [group.label] if len(groups) > 1 else []
+        title = ": ".join([*names, title] if title else names)
+        panels.append(Panel(label, parts, scale="zero", top=top, title=title))
+    return Chart(panels, columns=3)

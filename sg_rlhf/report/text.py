@@ -32,11 +32,6 @@ def one_line(text: str) -> str:
     return " ".join(visible(text).split())
 
 
-def drawn(text: str) -> str:
-    """``one_line`` for matplotlib, which would read ``$x$`` as mathematics."""
-    return one_line(text).replace("$", r"\$")
-
-
 def embedded_json(value: Any) -> str:
     """JSON for a ``<script type="application/json">`` element.
 

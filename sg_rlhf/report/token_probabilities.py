@@ -9,13 +9,9 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-
-from sg_rlhf.report import drawing
-from sg_rlhf.report.drawing import MUTED, Missing
+from sg_rlhf.report.chart import Bars, Chart, Missing, look
 from sg_rlhf.report.runs import Group, Row
-from sg_rlhf.report.text import drawn, visible
+from sg_rlhf.report.text import visible
 
 #: A rarer token has no reliable mean.
 LEAST = 10
@@ -58,40 +54,20 @@ def label(text: str) -> str:
     """A token's text as one line: spaces, line ends and tabs as characters that can be seen."""
     spaces = re.sub(r" {4,}", lambda run: f"\u2423\u00d7{len(run[0])}", text)
     shown = visible(spaces.translate(PICTURES)) or "(empty)"
-    return drawn(shown if len(shown) <= WIDEST else f"{shown[: WIDEST - 1]}\u2026")
+    return shown if len(shown) <= WIDEST else f"{shown[: WIDEST - 1]}\u2026"
 
 
-def draw(groups: list[Group]) -> Figure:
+def chart(groups: list[Group]) -> Chart:
     """For each group the least and the most probable tokens, as bars of mean p with counts."""
     tables = [token_texts(row for run in group.runs for row in run.samples) for group in groups]
     if not any(tables):
         raise Missing(f"No token occurs {LEAST} times in samples.jsonl.")
-    height = sum(0.9 + 0.19 * min(SHOWN, max(1, math.ceil(len(t) / 2))) for t in tables)
-    figure, axes = drawing.subplots(
-        len(groups), 2, width=2 * drawing.WIDTH, height=height, sharex=True
-    )
+    panels = []
     for index, (group, found) in enumerate(zip(groups, tables, strict=True)):
         half = min(SHOWN, math.ceil(len(found) / 2))
         sides = {"least probable": found[:half], "most probable": found[half:][-SHOWN:][::-1]}
-        for panel, (title, tokens) in zip(axes[2 * index :], sides.items(), strict=False):
+        for title, tokens in sides.items():
             name = f"{group.label}: {title}" if len(groups) > 1 else title
-            panel.set_title(drawn(name), loc="left", fontsize=9)
-            _bars(panel, tokens, drawing.color(index))
-    for panel in axes[-2:]:
-        panel.set_xlabel("mean probability p")
-    return figure
-
-
-def _bars(axes: Axes, tokens: list[TokenText], colour: str) -> None:
-    places = range(len(tokens))
-    axes.barh(places, [token.mean for token in tokens], color=colour, alpha=0.75, height=0.7)
-    axes.set_yticks(places, [label(token.text) for token in tokens])
-    for place, token in zip(places, tokens, strict=True):
-        axes.annotate(
-            f"{token.count:,}", (token.mean, place), (4, 0), textcoords="offset points",
-            va="center", fontsize=7.5, color=MUTED,
-        )  # fmt: skip
-    axes.set_ylim(max(len(tokens), 1) - 0.4, -0.6)
-    axes.set_xlim(0, 1.12)
-    axes.grid(False, axis="y")
-    axes.tick_params(axis="y", length=0)
+            rows = [(label(token.text), token.mean, token.count) for token in tokens]
+            panels.append(Bars(name, look(index)["colour"], rows))
+    return Chart(panels, columns=2)

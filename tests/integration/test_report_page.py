@@ -61,7 +61,8 @@ def count(page: Page) -> int:
 
 
 def test_it_loads_and_shows_everything(page: Page) -> None:
-    expect(page.locator("figure svg")).to_have_count(len(report.catalogue.FIGURES))
+    figures = page.locator("figure:has(canvas), figure:has(table.bars)")
+    expect(figures).to_have_count(len(report.catalogue.FIGURES))
     expect(page.locator("#sample .tokens .t")).to_have_count(30)
     assert count(page) == 240
     timing = page.evaluate("performance.getEntriesByType('navigation')[0].loadEventEnd")
@@ -238,29 +239,116 @@ def test_it_says_why_a_token_has_no_gradient(tmp_path: Path) -> None:
         assert not found.complaints
 
 
-def test_figures_say_their_values_to_pointer_and_keyboard(page: Page) -> None:
-    plot = page.locator("#figure-kl .plot")
-    plot.scroll_into_view_if_needed()
-    plot.focus()
-    page.keyboard.press("ArrowRight")
-    first = page.inner_text("#tip").splitlines()
-    assert first[0] == "rollout 1" and re.match(r"grpo_sg: [\d.e-]+$", first[1])
-    for _ in range(3):
-        page.keyboard.press("ArrowRight")
-    assert page.inner_text("#tip").splitlines()[0] == "rollout 4"
-    assert plot.get_attribute("aria-describedby") == "tip"
-    page.keyboard.press("Tab")
-    assert plot.get_attribute("aria-describedby") is None
+def legend(page: Page, figure: str) -> list[str]:
+    """The values that a figure's first panel says, those of x first."""
+    page.wait_for_timeout(100)  # uPlot draws with the next frame
+    rows = page.locator(f"#figure-{figure} .panel").first.locator(".u-series:not(.aside)")
+    return rows.locator(".u-value").all_inner_texts()
 
-    svg = page.locator("#figure-kl svg")
-    svg.scroll_into_view_if_needed()
-    box = svg.bounding_box()
+
+def axis(page: Page, figure: str, name: str) -> list[float]:
+    """Lowest and highest value on an axis of a figure's first panel, and 3 if it is logarithmic."""
+    script = """([figure, name]) => {
+      const { plot } = document.querySelector(`#figure-${figure} .plot`);
+      return ["min", "max", "distr"].map((key) => plot.scales[name][key]); }"""
+    page.wait_for_timeout(100)
+    found: list[float] = page.evaluate(script, [figure, name])
+    return found
+
+
+def area(page: Page, figure: str) -> tuple[float, float, float]:
+    """Left edge, width and middle height of a figure's first panel on the screen."""
+    over = page.locator(f"#figure-{figure} .u-over").first
+    over.scroll_into_view_if_needed()
+    box = over.bounding_box()
     assert box is not None
-    page.mouse.move(box["x"] + 0.97 * box["width"], box["y"] + 0.4 * box["height"])
-    last = page.inner_text("#tip").splitlines()
-    assert last[0] == "rollout 40" and len(last) == 3
-    page.mouse.move(box["x"] + 2, box["y"] + 2)
-    assert page.is_hidden("#tip")
+    return box["x"], box["width"], box["y"] + box["height"] / 2
+
+
+def test_figures_say_their_values_to_pointer_and_keyboard(page: Page) -> None:
+    left, width, middle = area(page, "kl")
+    page.mouse.move(left + 0.999 * width, middle)
+    x, sg, grpo = legend(page, "kl")
+    assert x == "40" and re.fullmatch(r"[\d.]+, here 0.01", sg) and sg == grpo
+    assert legend(page, "entropy")[0] == "40"  # the same rollout
+    page.mouse.move(left, middle - 400)
+    assert legend(page, "kl") == ["–"] * 3
+
+    page.locator("#figure-kl .plot").focus()
+    for _ in range(4):
+        page.keyboard.press("ArrowRight")
+    assert legend(page, "kl")[0] == "4"
+    page.keyboard.press("Tab")
+    assert legend(page, "kl")[0] == "–"
+
+
+def test_dragging_zooms_figures_of_one_axis_and_a_double_click_resets(page: Page) -> None:
+    left, width, middle = area(page, "kl")
+    page.mouse.move(left + 0.25 * width, middle)
+    page.mouse.down()
+    page.mouse.move(left + 0.75 * width, middle, steps=3)
+    page.mouse.up()
+    low, high, _ = axis(page, "kl", "x")
+    assert low == pytest.approx(10.75, abs=0.5) and high == pytest.approx(30.25, abs=0.5)
+    assert axis(page, "entropy", "x")[:2] == pytest.approx([low, high])
+    assert axis(page, "grad_norm", "x")[:2] == [1, 80]
+    left, width, middle = area(page, "kl")
+    page.mouse.dblclick(left + 0.5 * width, middle)
+    assert axis(page, "kl", "x")[:2] == axis(page, "entropy", "x")[:2] == [1, 40]
+
+
+def test_smoothing_log_axis_and_names_change_what_is_drawn(page: Page) -> None:
+    picture = "document.querySelector('#figure-reward canvas').toDataURL()"
+    left, width, middle = area(page, "reward")
+    page.mouse.move(left + 0.999 * width, middle)
+    assert ", here " in legend(page, "reward")[1]
+    before = page.evaluate(picture)
+    page.fill("#smoothing", "1")
+    expect(page.locator("#smoothing-now")).to_have_text("none")
+    page.mouse.move(left + 0.5 * width, middle)
+    assert ", here " not in legend(page, "reward")[1] and page.evaluate(picture) != before
+
+    assert axis(page, "entropy", "y")[0] < 0
+    page.get_by_label("logarithmic y axis: Entropy").check()
+    assert axis(page, "entropy", "y")[0] > 0 and axis(page, "entropy", "y")[2] == 3
+    page.get_by_label("logarithmic y axis: Entropy").uncheck()
+    assert axis(page, "entropy", "y")[0] < 0
+
+    page.locator("#figure-grad_norm .named th").first.click()
+    assert axis(page, "grad_norm", "y")[1] > 1.5
+    page.locator("#figure-grad_norm .named th").last.click()
+    expect(page.locator("#figure-grad_norm tr.named.u-off")).to_have_count(2)
+
+
+def test_parts_of_a_stack_say_their_own_value(page: Page) -> None:
+    left, width, middle = area(page, "seconds_per_rollout")
+    page.mouse.move(left + 0.5 * width, middle)
+    *_, longest, generation = legend(page, "seconds_per_rollout")
+    assert (longest, generation) == ("12", "26")
+
+
+@pytest.mark.parametrize("kind", ["one rollout", "metrics alone", "gaps"])
+def test_runs_with_little_or_broken_data_are_drawn(tmp_path: Path, kind: str) -> None:
+    run_dir = tmp_path / "run"
+    if kind == "metrics alone":
+        run_dir.mkdir()
+        jsonl_log.append(run_dir / jsonl_log.METRICS, [{"global_step": 1}])
+    else:
+        write_run(run_dir, rollouts=1 if kind == "one rollout" else 20)
+    if kind == "gaps":
+        rows = jsonl_log.read(run_dir / jsonl_log.METRICS)
+        (run_dir / jsonl_log.METRICS).unlink()
+        for row in rows[3:6]:
+            row.update({key: float("nan") for key in row if key != "global_step"})
+        jsonl_log.append(run_dir / jsonl_log.METRICS, rows)
+    with opened(write_page(tmp_path, run_dir), tmp_path / "profile") as found:
+        figures = 0 if kind == "metrics alone" else 13
+        assert found.page.locator("figure canvas").count() >= figures
+        if kind == "gaps":
+            left, width, middle = area(found.page, "reward")
+            found.page.mouse.move(left + 0.999 * width, middle)
+            assert legend(found.page, "reward")[0] == "20"
+        assert not found.complaints
 
 
 #: The tip beside the focused token, both inside the window.
@@ -335,8 +423,7 @@ CONTRAST = """() => {
     const own = [...element.childNodes].some((n) => n.nodeType === 3 && n.data.trim());
     if (!own || !element.checkVisibility()) continue;
     if (element.matches('script, option, :disabled')) continue;
-    const svg = element.closest('svg');
-    const color = parse(getComputedStyle(element)[svg ? 'fill' : 'color']);
+    const color = parse(getComputedStyle(element).color);
     const a = luminance(over(color, behind(element)));
     const b = luminance(behind(element));
     const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);

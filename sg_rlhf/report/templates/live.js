@@ -16,10 +16,10 @@ function exchange(id, next) {
 async function update() {
   const answer = await fetch("./", { cache: "no-store" });
   const next = new DOMParser().parseFromString(await answer.text(), "text/html");
-  for (const id of ["runs", "figures", "settings", "about"]) exchange(id, next);
+  for (const id of ["runs", "settings", "about"]) exchange(id, next);
   const selected = keys[matching[place]];
   $("data").textContent = next.getElementById("data").textContent;
-  ({ figures } = JSON.parse($("data").textContent));
+  exchangeFigures(next);
   if ($("list") && next.getElementById("list")) {
     exchange("samples-note", next);
     readSamples();

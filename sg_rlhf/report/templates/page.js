@@ -33,18 +33,16 @@ const signed = (x, digits) => (x === null ? "n/a" : (x > 0 ? "+" : "") + x.toFix
 // -- the tip: on hover and on focus --------------------------------------------------------------
 const tip = $("tip");
 let described = null; // the element that the tip is about
-let tipBox = null; // where it is now
-function showTip(element, lines, box) {
+function showTip(element, lines) {
   hideTip();
   tip.textContent = lines.join("\n");
   tip.hidden = false;
   described = element;
-  tipBox = box || (() => element.getClientRects()[0] || element.getBoundingClientRect());
   element.setAttribute("aria-describedby", "tip");
   placeTip();
 }
 function placeTip() {
-  const box = tipBox();
+  const box = described.getClientRects()[0] || described.getBoundingClientRect();
   const { offsetWidth: width, offsetHeight: height } = tip;
   const left = Math.max(8, Math.min(box.left, innerWidth - width - 8));
   const below = box.bottom + 8;

@@ -1,4 +1,4 @@
-"""Groups look different, however many there are in a study; lines are as they are declared."""
+"""Charts as files: what matplotlib draws of them."""
 
 from __future__ import annotations
 
@@ -7,27 +7,22 @@ from pathlib import Path
 import pytest
 
 from sg_rlhf.report import drawing
+from sg_rlhf.report.catalogue import FIGURES
+from sg_rlhf.report.chart import Chart, Panel, Series, look
 from sg_rlhf.report.figures import Line, lines
 from sg_rlhf.report.page import read_runs
 from tests.unit.report.synthetic import write_run
 
-GROUPS = 18
-
-
-def test_no_two_groups_of_a_study_have_the_same_line() -> None:
-    lines = {(drawing.color(i), str(drawing.style(i))) for i in range(GROUPS)}
-    keys = {(i % len(drawing.SERIES), drawing.dashes(i)) for i in range(GROUPS)}
-    assert len(lines) == len(keys) == GROUPS
-
 
 def test_many_labels_do_not_cover_the_data() -> None:
-    figure, (axes,) = drawing.subplots()
-    before = figure.get_figheight()
-    for index in range(GROUPS):
-        axes.plot([0, 1], [index, index], label=f"group {index}")
-    drawing.legend(axes)
-    assert axes.get_legend() is None and len(figure.legends) == 1
-    assert len(figure.legends[0].get_texts()) == GROUPS and figure.get_figheight() > before
+    def figure(count: int) -> drawing.Figure:
+        series = [Series(f"{i}", [[(0.0, i), (1.0, i)]], **look(i)) for i in range(count)]
+        return drawing.draw(Chart([Panel("", series)]))
+
+    few, many = figure(2), figure(18)
+    assert few.axes[0].get_legend() is not None and not few.legends
+    assert many.axes[0].get_legend() is None and len(many.legends[0].get_texts()) == 18
+    assert many.get_figheight() > few.get_figheight()
 
 
 def test_a_single_run_needs_no_legend(tmp_path: Path) -> None:
@@ -37,8 +32,9 @@ def test_a_single_run_needs_no_legend(tmp_path: Path) -> None:
     for count in (1, 2):
         _, groups = read_runs(runs[:count])
         assert len(groups) == count
-        (axes,) = lines(Line("rollout/reward_mean", ""), missing="")(groups).axes
+        (axes,) = drawing.draw(lines(Line("rollout/reward_mean", ""), missing="")(groups)).axes
         assert (axes.get_legend() is not None) is (count == 2)
+        assert axes.get_xlabel() == "rollout (running mean of 2)"
 
 
 @pytest.mark.parametrize("values", [(5.0e-11, 5.03e-11), (3.1e-13, 1.2e-12), (0.002, 900.0)])
@@ -52,24 +48,25 @@ def test_labels_of_a_log_axis_are_short(values: tuple[float, float]) -> None:
     assert len(shown) > 1 and max(map(len, shown)) <= len("5.01e-11"), shown
 
 
-def test_a_line_is_drawn_as_it_is_declared(tmp_path: Path) -> None:
-    (run,), groups = read_runs([write_run(tmp_path / "run")])
-    steps = Line("sg/weight_mean", "w", steps=True, band=("sg/weight_q05", "sg/weight_q95"))
-    cut = Line("rollout/truncated_rate", "cut", scale="share", smooth=False)
-    figure = lines(steps, cut, missing="")(groups)
-    above, below = figure.axes
-    raw, smoothed = above.lines
-    first = [row["sg/weight_mean"] for row in run.steps[:4]]
-    assert list(raw.get_ydata())[:2] == pytest.approx([sum(first[:2]) / 2, sum(first[2:]) / 2])
-    assert smoothed.get_ydata()[1] == pytest.approx(sum(first) / 4)
-    assert len(above.collections) == 1 and below.get_xlabel() == "rollout"
-    (line,) = below.lines
-    assert set(line.get_ydata()) == {0.02} and below.get_ylim() == (0, 0.05)
+def test_parts_stand_on_each_other() -> None:
+    parts = [Series(name, [[(1.0, y)]], "s0", kind="stack") for name, y in (("a", 2.0), ("b", 3.0))]
+    (axes,) = drawing.draw(Chart([Panel("", parts, scale="zero", top=6.0)])).axes
+    assert [(bar.get_y(), bar.get_height()) for bar in axes.patches] == [(0, 2), (2, 3)]
+    assert axes.get_ylim() == (0, 6)
 
 
-@pytest.mark.parametrize("needs", ["", "sg/n_nothing"])
-def test_a_figure_without_data_is_its_sentence(tmp_path: Path, needs: str) -> None:
-    _, groups = read_runs([write_run(tmp_path / "run")])
-    line = Line("kl" if needs else "nothing", "", steps=True)
-    with pytest.raises(drawing.Missing, match=r"^No KL\.$"):
-        lines(line, missing="No KL.", needs=needs)(groups)
+def test_seeds_have_their_range_and_points_their_intervals() -> None:
+    seeds = Series("line", [[(1.0, 1.0), (2.0, 2.0)], [(1.0, 3.0), (2.0, 4.0)]], "s0")
+    ends = ([(1.0, 0.5)], [(1.0, 1.5)])
+    points = Series("points", [[(1.0, 1.0)]], "s1", kind="points", interval=ends)
+    (axes,) = drawing.draw(Chart([Panel("", [seeds, points])])).axes
+    band, bars = axes.collections
+    assert band.get_datalim(axes.transData).intervaly.tolist() == [1, 4]
+    assert [segment.tolist() for segment in bars.get_segments()] == [[[1, 0.5], [1, 1.5]]]
+    assert [len(line.get_xdata()) for line in axes.lines] == [2, 2, 2, 1]
+
+
+def test_names_are_no_mathematics(tmp_path: Path) -> None:
+    _, groups = read_runs([write_run(tmp_path / name) for name in ("a$x_{", "b$y^{$")])
+    for entry in FIGURES:
+        drawing.draw(entry.chart(groups)).draw_without_rendering()

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sg_rlhf.report import catalogue, drawing, page, summary
+from sg_rlhf.report import figures, page, summary
+from sg_rlhf.report.chart import Chart, Missing, Panel, across
 from sg_rlhf.report.evaluations import (
     held_out_accuracy,
     held_out_label,
@@ -101,46 +102,43 @@ def test_the_page_says_the_numbers_of_the_rows_and_their_sets(run: Run) -> None:
     assert "held out: mean of held_out and larger" in text
 
 
+def panels_of(chart: Chart) -> list[Panel]:
+    return [panel for panel in chart.panels if isinstance(panel, Panel)]
+
+
 def test_the_headline_figure_draws_the_held_out_mean(run: Run) -> None:
-    figure = catalogue.draw(_entry("accuracy"), [Group("run", (run,))])
-    drawn = next(line for line in figure.axes[0].lines if line.get_marker() == "o")
-    assert list(drawn.get_ydata()) == pytest.approx([expected(r)[0] for r in run.evaluations])
+    (panel,) = panels_of(figures.accuracy([Group("run", (run,))]))
+    points, training = panel.series
+    assert points.kind == "points" and training.label == "run: training prompts"
+    assert points.values == pytest.approx([expected(row)[0] for row in run.evaluations])
+    assert points.interval is not None
+    widths = [high - y for (_, high), y in zip(points.interval[1], points.values, strict=True)]
+    assert widths == pytest.approx([expected(row)[1] for row in run.evaluations])
 
 
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_every_set_has_a_panel_with_its_own_numbers(tmp_path: Path, seeds: int) -> None:
     runs = [read_run(write_run(tmp_path / f"s{i}", seed=i, sets=True)) for i in range(seeds)]
-    figure = catalogue.draw(_entry("accuracy_by_set"), [Group("run", tuple(runs))])
-    titles = [panel.get_title("left") for panel in figure.axes]
+    panels = panels_of(figures.accuracy_by_set([Group("run", tuple(runs))]))
+    titles = [panel.title for panel in panels]
     assert titles[:3] == ["held_out", "train: training prompts", "larger"]
     assert titles[3:5] == ["held_out: 2 people", "held_out: 3 people"]
     assert titles[5:7] == [f"train: {n} people: training prompts" for n in (2, 3)]
     of_sources = [f"{name}_kk_{n}ppl" for name in ("held_out", "train") for n in (2, 3)]
-    for panel, name in zip(figure.axes[:7], set_names(runs[0]) + of_sources, strict=True):
-        mean = next(line for line in panel.lines if line.get_linewidth() > 1.5)
+    for panel, name in zip(panels, set_names(runs[0]) + of_sources, strict=True):
+        mean = across(panel.series[0].curves)[0]
         rows = zip(*(run.evaluations for run in runs), strict=True)
         values = [[row[f"eval_{name}_accuracy"] for row in at] for at in rows]
-        assert list(mean.get_ydata()) == pytest.approx([sum(v) / seeds for v in values])
-
-
-def test_seeds_of_equal_accuracy_are_drawn(run: Run) -> None:
-    """The mean of three times .7 is below .7 in floating point."""
-    seeds = tuple(
-        replace(run, evaluations=[{"global_step": 1, "eval_accuracy": 0.7}], settings={})
-        for _ in range(3)
-    )
-    figure = catalogue.draw(_entry("accuracy"), [Group("run", seeds)])
-    assert pytest.approx(figure.axes[0].lines[-1].get_ydata()[0]) == 0.7
+        assert [y for _, y in mean] == pytest.approx([sum(v) / seeds for v in values])
 
 
 def test_a_run_of_one_data_set_has_a_panel_per_source(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "run"))
-    figure = catalogue.draw(_entry("accuracy_by_set"), [Group("run", (run,))])
-    titles = [panel.get_title("left") for panel in figure.axes]
-    assert titles == [f"{size} people" for size in SIZES]
+    panels = panels_of(figures.accuracy_by_set([Group("run", (run,))]))
+    assert [panel.title for panel in panels] == [f"{size} people" for size in SIZES]
     run = replace(run, evaluations=[])
-    with pytest.raises(drawing.Missing, match=r"No evaluation names its sets"):
-        catalogue.draw(_entry("accuracy_by_set"), [Group("run", (run,))])
+    with pytest.raises(Missing, match=r"No evaluation names its sets"):
+        figures.accuracy_by_set([Group("run", (run,))])
 
 
 def test_the_summary_is_of_the_held_out_sets(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,7 +151,3 @@ def test_the_summary_is_of_the_held_out_sets(run: Run, capsys: pytest.CaptureFix
     assert written["accuracy_after"] == pytest.approx(after)
     assert written["held_out_sets"] == ["held_out", "larger"]
     assert jsonl_log.read(run.path / jsonl_log.EVALUATIONS)[-1]["eval_accuracy"] > after
-
-
-def _entry(key: str) -> catalogue.Entry:
-    return next(entry for entry in catalogue.FIGURES if entry.key == key)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from matplotlib.figure import Figure
 
-from sg_rlhf.report.drawing import Missing
+from sg_rlhf.report.chart import Chart, Missing, Panel
 from sg_rlhf.report.page import read_runs
 from sg_rlhf.report.stacked_figures import PARTS, seconds_per_rollout, staleness
 from sg_rlhf.run_dir import jsonl_log
@@ -15,14 +14,15 @@ from sg_rlhf.run_dir.timing_keys import exclusive_seconds
 from tests.unit.report.synthetic import SECONDS, write_run
 
 
-def heights(figure: Figure) -> dict[str, list[float]]:
+def panel_of(chart: Chart) -> Panel:
+    (panel,) = chart.panels
+    assert isinstance(panel, Panel)
+    return panel
+
+
+def heights(chart: Chart) -> dict[str, list[float]]:
     """Label -> the height of its part at each rollout."""
-    (axes,) = figure.axes
-    found = {}
-    for patch in axes.patches:
-        tops, _, below = patch.get_data()
-        found[patch.get_label()] = [float(x) for x in tops - below]
-    return found
+    return {series.label: series.values for series in panel_of(chart).series}
 
 
 def test_shares_are_whole_and_say_the_ages(tmp_path: Path) -> None:
@@ -47,9 +47,9 @@ def test_seconds_are_whole_and_in_one_part_each(tmp_path: Path) -> None:
     assert sorted(sections) == sorted(exclusive_seconds(row))
 
 
-@pytest.mark.parametrize(("first", "marked"), [(232.0, ["cut: 232 s"]), (0.0, [])])
+@pytest.mark.parametrize(("first", "marked"), [(232.0, "rollout 1 is cut: 232 s"), (0.0, "")])
 def test_a_first_rollout_that_is_cut_says_its_seconds(
-    tmp_path: Path, first: float, marked: list[str]
+    tmp_path: Path, first: float, marked: str
 ) -> None:
     run_dir = write_run(tmp_path / "run", rollouts=3)
     rows = jsonl_log.read(run_dir / jsonl_log.METRICS)
@@ -60,9 +60,8 @@ def test_a_first_rollout_that_is_cut_says_its_seconds(
             rows[0][key] += more
     jsonl_log.append(run_dir / jsonl_log.METRICS, rows)
     _, groups = read_runs([run_dir])
-    (axes,) = seconds_per_rollout(groups).axes
-    assert [text.get_text() for text in axes.texts] == marked
-    assert axes.get_ylim()[1] == pytest.approx(1.1 * 82.0)
+    panel = panel_of(seconds_per_rollout(groups))
+    assert panel.title == marked and panel.top == pytest.approx(1.1 * 82.0)
 
 
 def test_of_a_synchronous_run_a_sentence(tmp_path: Path) -> None:

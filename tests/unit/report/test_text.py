@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sg_rlhf.report.text import drawn, embedded_json, one_line, visible
+from sg_rlhf.report.text import embedded_json, one_line, visible
 from tests.unit.report.synthetic import HOSTILE
 
 
@@ -25,7 +25,6 @@ def test_what_is_shown_for_what_cannot_be_seen() -> None:
     assert visible("\u202eabc") == "⟨U+202E⟩abc"
     assert visible("日本 é\n\tx") == "日本 é\n\tx"
     assert one_line("a\n  b\x00") == "a b⟨U+0000⟩"
-    assert drawn("a$b$") == r"a\$b\$"
 
 
 @pytest.mark.parametrize("text", HOSTILE)
