@@ -31,6 +31,8 @@ from typing import Any
 import psutil
 
 ROOT = Path(__file__).parents[1]
+#: This environment's command.
+RAY = str(Path(sys.executable).parent / "ray")
 #: A machine that does not answer within this is not there.
 START_SECONDS = 1200.0
 OBJECT_STORE = 100 * 2**20
@@ -220,10 +222,14 @@ class Submitted:
     def __init__(self, to: Cluster, train: Sequence[str]) -> None:
         self._cluster = to
         self._lines: list[str] = []
-        command = [sys.executable, "-m", "sg_rlhf.launch.submit", "--address", to.dashboard]
+        variables = json.dumps({"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "300"}})
+        command = [
+            RAY, "job", "submit", "--address", to.dashboard, "--working-dir", str(ROOT),
+            "--runtime-env-json", variables, "--", "python", "-m", "sg_rlhf.train",
+        ]  # fmt: skip
         self._process = subprocess.Popen(
-            [*command, *train], cwd=ROOT, env=to.environment, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            [*command, *train], cwd=ROOT, env=to.environment | {"PYTHONUNBUFFERED": "1"},
+            text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -247,15 +253,15 @@ class Submitted:
 
     def stop(self) -> None:
         """``ray job stop``."""
-        (job,) = re.findall(r"^job (\w+); to stop it", self.output, re.MULTILINE)
+        (job,) = set(re.findall(r"raysubmit_\w+", self.output))
         subprocess.run(
-            [Path(sys.executable).parent / "ray", "job", "stop", "--no-wait", "--address",
+            [RAY, "job", "stop", "--no-wait", "--address",
              self._cluster.dashboard, job],
             env=self._cluster.environment, check=True, capture_output=True,
         )  # fmt: skip
 
     def finish(self, seconds: float = 1800.0) -> int:
-        """Wait for its end; the exit status."""
+        """Wait for its end; the exit status of ``ray job submit``: 0, or 1 for a failure."""
         try:
             status = self._process.wait(seconds)
         except subprocess.TimeoutExpired:

@@ -18,7 +18,6 @@ from sg_rlhf.config.checks.input_files import count_prompts
 from sg_rlhf.config.run_paths import with_absolute_paths, with_run_dir
 from sg_rlhf.doctor.command import main as doctor
 from sg_rlhf.launch.command import main as launch
-from sg_rlhf.launch.submit import main as submit
 from sg_rlhf.overlay.driver.prepare import prepare_run_dir
 from sg_rlhf.overlay.patches import version
 from sg_rlhf.plan.command import main as plan
@@ -342,7 +341,6 @@ def test_a_wrong_flag_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
         (plan, f"--config {TINY} --actor.num_nodes 1", "dashes: actor.num_nodes=1; see"),
         (doctor, f"--config {TINY} --actor.num_nodes 1", "dashes: actor.num_nodes=1; see"),
         (weights, f"--config {TINY} --actor.num_nodes 1", "dashes: actor.num_nodes=1; see"),
-        (submit, f"{TINY} --address http://a", f"write a recipe as --config {TINY}; see"),
     ],
 )  # fmt: skip
 def test_upstreams_way_to_write_a_flag_is_told_ours(
@@ -355,12 +353,11 @@ def test_upstreams_way_to_write_a_flag_is_told_ours(
     assert said in error
 
 
-@pytest.mark.parametrize("command", [main, plan, doctor, weights, submit])
+@pytest.mark.parametrize("command", [main, plan, doctor, weights])
 def test_a_recipe_among_the_overrides_is_told_where_it_belongs(
     command: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    more = ["--address", "http://a"] if command is submit else []
-    assert command(["--config", TINY, "configs/algorithms/lopti.yaml", *more]) == 2
+    assert command(["--config", TINY, "configs/algorithms/lopti.yaml"]) == 2
     error = capsys.readouterr().err
     assert "write a recipe as --config configs/algorithms/lopti.yaml" in error
     assert error.count("\n") == 1

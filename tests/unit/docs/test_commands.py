@@ -86,7 +86,7 @@ def check(words: list[str]) -> None:
     mains = {command.module: main_module(name) for name, command in COMMANDS.items()}
     mains |= {"lab.study": "lab.study.command"}
     mains |= {m: m for m in (f"lab.measure.{n.replace('-', '_')}" for n in MEASUREMENTS)}
-    mains |= {"eval.run": "sg_rlhf.eval.run", "sg_rlhf.launch.submit": "sg_rlhf.launch.submit"}
+    mains |= {"eval.run": "sg_rlhf.eval.run"}
     if program == "sg-rlhf":
         name, argv = split(rest)
         assert name in COMMANDS, words
