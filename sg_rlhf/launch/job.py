@@ -42,11 +42,7 @@ SHARED_MEMORY = 0.35
 LONGEST_NAME = 47
 
 #: Kind -> its template.
-TEMPLATES = {
-    "sbatch": "job.sbatch",
-    "kuberay": "rayjob.yaml",
-    "skypilot": "skypilot.yaml",
-}
+TEMPLATES = {"sbatch": "job.sbatch", "kuberay": "rayjob.yaml", "skypilot": "skypilot.yaml"}
 
 #: GPU types to request from a cloud, by memory in GB.
 CLOUD_GPUS = {
@@ -60,14 +56,12 @@ def job_file(
     config: Config, *, configs: Sequence[str], overrides: Sequence[str], run_dir: Path,
     options: Options,
 ) -> str:  # fmt: skip
-    """The job file of a recipe, of the kind ``options.kind``.
+    """The job file of a recipe.
 
     Args:
         config: the recipe, with what follows from the run directory.
-        configs: its files as they were given.
-        overrides: the overrides as they were given.
+        configs: its files as they were given, as ``overrides`` are.
         run_dir: the run directory, absolute.
-        options: how it is to be printed.
 
     Raises:
         LaunchError: an override holds a secret.
@@ -134,10 +128,7 @@ def _in_words(nodes: int, gpus: int) -> str:
 
 
 def machines(config: Config) -> tuple[int, int]:
-    """(machines, GPUs of each) for all placement groups of the run.
-
-    The policy's, if everything shares its GPUs. Else as few machines of up to eight GPUs as needed.
-    """
+    """(machines, GPUs of each): the policy's, or as few of up to eight GPUs as all models need."""
     actors, each = config.value("actor.num_nodes"), config.value("actor.num_gpus_per_node")
     total = topology.gpus(config.value)
     if total == actors * each:
@@ -147,16 +138,11 @@ def machines(config: Config) -> tuple[int, int]:
 
 
 def resources(config: Config, size: int, nodes: int, ranks: int) -> tuple[int, int, str]:
-    """Memory and disk that the run needs by its plan (``sg_rlhf.plan``), with a margin.
+    """Host memory of a machine in GiB, disk in GB, by the plan with a margin; a line on the time.
 
     Args:
-        config: the recipe.
         size: memory of a GPU, GB.
-        nodes: machines.
-        ranks: GPUs of each.
-
-    Returns:
-        Host memory of a machine in GiB, disk in GB, and the estimate of the time, one line.
+        ranks: GPUs of each machine.
 
     Raises:
         ConfigError: a count of the recipe is below 1, or its model a module that is not installed.
@@ -180,10 +166,7 @@ def _round_up(amount: float, step: int) -> int:
 
 
 def gpu_memory(config: Config) -> int:
-    """Memory in GB of the GPUs that the recipe is written for: 24, 40 or 80.
-
-    From its hardware; 80 without one.
-    """
+    """Memory in GB of the GPUs of the recipe's hardware: 24, 40 or 80; 80 without one."""
     return (parse(config.hardware).size if config.hardware else 0) or 80
 
 

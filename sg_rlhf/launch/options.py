@@ -22,15 +22,7 @@ class LaunchError(ValueError):
 
 @dataclass(frozen=True)
 class Options:
-    """The options, "" where not given.
-
-    Attributes:
-        kind: of :data:`KINDS`.
-        image: container image.
-        time: longest time that the job may take, ``HH:MM:SS``.
-        partition: SLURM's.
-        account: SLURM's.
-    """
+    """The options, "" where not given; ``kind`` is one of :data:`KINDS`."""
 
     kind: str
     image: str = ""
@@ -57,15 +49,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the kind and the options."""
     parser.add_argument("kind", choices=KINDS, help=", ".join(KINDS))
     parser.add_argument(
-        "--image",
-        metavar="NAME",
+        "--image", metavar="NAME",
         help="container image to run in (default: none; kuberay: our own)",
-    )
-    parser.add_argument(
-        "--time",
-        metavar="HH:MM:SS",
-        help=f"time limit of the job ({', '.join(USED_BY['time'])})",
-    )
+    )  # fmt: skip
+    parser.add_argument("--time", metavar="HH:MM:SS", help="time limit (sbatch, kuberay)")
     parser.add_argument("--partition", metavar="NAME", help="SLURM's partition (sbatch)")
     parser.add_argument("--account", metavar="NAME", help="SLURM's account (sbatch)")
 
