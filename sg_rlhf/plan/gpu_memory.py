@@ -195,15 +195,10 @@ def building(run: RunShape) -> float:
 
 
 def sync_buffers(run: RunShape) -> float:
-    """A bucket, or the largest tensor if it is larger: gathered by ZeRO-3, and copied once.
-
-    Upstream's loop: the largest tensor gathered and, over CUDA IPC, cloned. 2 bytes an entry.
-    """
+    """A bucket, or the largest tensor if it is larger, and under ZeRO-3 gathered once more."""
     largest = 2.0 * run.model.head_parameters
-    if run.sync_bucket:
-        bucket = max(largest, min(run.sync_bucket, 2.0 * run.model.parameters))
-        return bucket * (2 if run.zero_stage == 3 else 1)
-    return largest * (2 if run.sync_backend == "nccl" and run.colocated else 1)
+    bucket = max(largest, min(run.sync_bucket, 2.0 * run.model.parameters))
+    return bucket * (2 if run.zero_stage == 3 else 1)
 
 
 def contexts(run: RunShape) -> float:

@@ -51,8 +51,7 @@ class RunShape:
     engines_sleep: bool = _key("vllm.enable_sleep")  # weights in host memory during training
     eager_engines: bool = _key("vllm.enforce_eager")
     prefix_caching: bool = _key("vllm.enable_prefix_caching")
-    sync_backend: str = _key("vllm.sync_backend")
-    sync_bucket: int  # bytes; 0 in upstream's loop
+    sync_bucket: int  # bytes
     samples_ahead: bool  # engines sample while the policy trains
 
     # models on the trainer's GPUs and their host

@@ -70,9 +70,9 @@ class Assumptions:
     eager_layer_seconds: float = 0.001
     #: Latency of one of a layer's two all-reduces under tensor parallelism.
     reduce_seconds: float = 15e-6
-    #: One message of a weight sync, a bucket or upstream's single tensor: barriers, an exchange.
+    #: One bucket of a weight sync: barriers, an exchange.
     message_seconds: float = 0.005
-    #: One remote call to one engine, per message.
+    #: One remote call to one engine, per bucket.
     call_seconds: float = 0.0015
     #: One tensor in a bucket: gathered and freed by ZeRO-3, copied, loaded.
     packed_seconds: float = 0.0005
@@ -449,22 +449,19 @@ def optimizer_steps(run: RunShape, hardware: Hardware, given: Assumptions = DEFA
 
 
 def weight_sync(run: RunShape, hardware: Hardware, given: Assumptions = DEFAULT) -> float:
-    """All weights gathered and sent, in buckets or in upstream's loop.
+    """All weights gathered and sent in buckets, each with a remote call to each engine.
 
-    A message is a bucket, or one tensor in upstream's loop, and a remote call to each engine. A
-    bucket passes 6 times through the GPU's memory: packed and loaded, 2 each, its sums formed on
+    A bucket passes 6 times through the GPU's memory: packed and loaded, 2 each, its sums formed on
     both sides.
     """
-    size, tensors = 2 * run.model.parameters, run.model.tensors
+    size = 2 * run.model.parameters
     seconds = collective(run, hardware, size, given) if run.zero_stage == 3 else 0.0
     if not run.colocated:
         seconds += size / (hardware.type.network * 1e9 * given.link)
-    messages = tensors
-    if run.sync_bucket:
-        messages = math.ceil(size / run.sync_bucket)
-        seconds += 6 * size / (hardware.type.bandwidth * 1e9 * given.bandwidth)
-        seconds += tensors * given.packed_seconds
-    return seconds + messages * (given.message_seconds + given.call_seconds * run.engines)
+    seconds += 6 * size / (hardware.type.bandwidth * 1e9 * given.bandwidth)
+    seconds += run.model.tensors * given.packed_seconds
+    buckets = math.ceil(size / run.sync_bucket)
+    return seconds + buckets * (given.message_seconds + given.call_seconds * run.engines)
 
 
 def offload(run: RunShape, hardware: Hardware, given: Assumptions = DEFAULT) -> float:

@@ -28,13 +28,12 @@ def seconds(run: RunShape, gpus: int = 8, assumptions: Assumptions = DEFAULT) ->
 
 
 def test_the_papers_recipe_is_near_the_audits_estimate() -> None:
-    """An audit by reading had 45 s a rollout and 6 to 9 s of upstream's weight sync. It had 4 ms
-    per decoding step and nothing for ZeRO-3's Python, which were measured since."""
+    """An audit by reading had 45 s a rollout. It had 4 ms per decoding step and nothing for
+    ZeRO-3's Python, which were measured since."""
     without_python = replace(DEFAULT, gathered_layer_seconds=0.0, step_seconds=0.004)
     plan = time_plan(run_of(), EIGHT, without_python)
     assert plan is not None and list(plan.parts) == list(PARTS)
     assert plan.seconds == pytest.approx(45, rel=0.25)
-    assert 6 <= planned.weight_sync(run_of(sync_bucket=0), EIGHT) <= 9
     assert plan.largest == "sampling" and "sampling takes most" in plan.line()
 
 
@@ -86,14 +85,6 @@ def test_decoding_one_sequence_is_bound_by_reading_the_weights() -> None:
     assert planned.sampling(twice, EIGHT, ideal) < 0.52 * found
 
 
-def test_a_70b_weight_sync_by_tensors_is_of_the_published_order() -> None:
-    """OpenRLHF #647: about 80 s where the link would take 2.8 s; ours is in between."""
-    run, hardware = on_gpus(run_of("meta-llama/Llama-3.1-70B-Instruct", engine_tp=8), 64)
-    found = planned.weight_sync(replace(run, sync_bucket=0), hardware)
-    moved = planned.collective(run, hardware, 2 * run.model.parameters, DEFAULT)
-    assert 2 * moved < found < 80
-
-
 def test_a_weight_sync_in_buckets_pays_by_bucket_and_by_byte() -> None:
     run, hardware = on_gpus(run_of(), 8)
     free = replace(DEFAULT, packed_seconds=0.0, message_seconds=0.0)
@@ -109,8 +100,6 @@ def test_a_weight_sync_in_buckets_pays_by_bucket_and_by_byte() -> None:
     assert planned.weight_sync(whole, hardware, free) == pytest.approx(calls + in_memory + gathered)
     below_3 = planned.weight_sync(replace(whole, zero_stage=2), hardware, free)
     assert below_3 == pytest.approx(calls + in_memory)  # nothing to gather
-    by_tensor = planned.weight_sync(replace(run, sync_bucket=0), hardware)
-    assert planned.weight_sync(run, hardware) < by_tensor / 5
 
 
 def test_memory_of_the_host_has_no_time_and_a_cpu_no_estimate() -> None:
