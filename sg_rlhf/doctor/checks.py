@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sg_rlhf.config.derived.topology import CONTROLLER_CPUS
 from sg_rlhf.doctor import preflight
 from sg_rlhf.doctor.check import FAILED, OK, SKIPPED, WARNING, Check
 from sg_rlhf.doctor.facts import Disk, Facts
@@ -25,8 +26,6 @@ NCCL_SHM_MIB_PER_GPU = 2 * 2 * 9637888 / 2**20
 #: cannot hold it (_private/services.py, determine_plasma_store_config). A private one of a run
 #: without GPUs has 512 MiB.
 RAY_SHARE, RAY_SHM_MIB, RAY_CPU_SHM_MIB = 0.3, 1e10 / 2**20, 512
-#: CPUs for Ray's controllers, in addition to one per GPU.
-CONTROLLER_CPUS = 2
 #: The plan estimates the worst case. A shortage below this share is only a warning.
 SLACK = 0.05
 
@@ -252,7 +251,7 @@ def compiler(facts: Facts) -> Check:
 
 
 def cores(facts: Facts, needs: Needs) -> Check:
-    """Ray needs one CPU per GPU and one for each of two controllers."""
+    """Ray needs one CPU per GPU and one for the controller."""
     count = needs.gpus or len(used(facts, needs))
     least = count + CONTROLLER_CPUS if count else 2
     needed = f"{least}" if count else f"{least} or more"
@@ -261,7 +260,7 @@ def cores(facts: Facts, needs: Needs) -> Check:
     if facts.cores >= least:
         return Check("cores", OK, f"{facts.cores}", needed)
     if count:
-        remedy = "ask the container or job for more; Ray takes one per GPU and two"
+        remedy = "ask the container or job for more; Ray takes one per GPU and one"
         return Check("cores", FAILED, f"{facts.cores}", needed, remedy)
     return Check("cores", WARNING, f"{facts.cores}", needed, "trainer and engine take turns: slow")
 

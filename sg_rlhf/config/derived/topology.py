@@ -14,6 +14,8 @@ Value = Callable[[str], Any]
 
 #: Names of the models of a run, as messages have them.
 POLICY, REFERENCE, REWARD, ENGINES = "policy", "reference", "reward", "engines"
+#: Ray CPUs of the controller, in addition to one per GPU.
+CONTROLLER_CPUS = 1
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,13 @@ from ray.util.placement_group import PlacementGroup, placement_group_table, remo
 from ray.util.placement_group import placement_group as create
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from sg_rlhf.config.derived.topology import Group
+from sg_rlhf.config.derived.topology import CONTROLLER_CPUS, Group
 from sg_rlhf.overlay.reporting.errors import RunStopped
 
 #: The resources of one process of a model, or of one worker of an engine.
 BUNDLE = {"GPU": 1.0, "CPU": 1.0}
 #: The resources of the controller. Its bundle is the last one of the first group.
-CONTROLLER_BUNDLE = {"CPU": 1.0}
+CONTROLLER_BUNDLE = {"CPU": float(CONTROLLER_CPUS)}
 #: Seconds between two messages of a run that waits.
 MESSAGE_SECONDS = 60.0
 #: Seconds that a run which joins a cluster waits for its resources.

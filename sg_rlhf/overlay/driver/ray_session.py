@@ -28,9 +28,6 @@ from sg_rlhf.overlay.settings.worker_settings import WorkerSettings
 from sg_rlhf.ray_session import cluster
 from sg_rlhf.sampling import vllm_settings
 
-#: Ray CPUs for upstream's controllers, in addition to one per accelerator bundle.
-CONTROLLER_CPUS = 2
-
 
 def accelerators_needed(args: Any) -> int:
     """The number of GPUs in all placement groups of a run (logical GPUs without CUDA)."""
@@ -74,7 +71,7 @@ def connect(args: Any, workers: fork_server.ForkServer | None = None) -> bool:
                 del os.environ["CUDA_VISIBLE_DEVICES"]
             options |= {
                 "num_gpus": needed,
-                "num_cpus": needed + CONTROLLER_CPUS,
+                "num_cpus": needed + topology.CONTROLLER_CPUS,
                 "object_store_memory": 512 * 2**20,
             }
         cluster.start(**options)
@@ -95,7 +92,9 @@ def reserve_placement(args: Any, local: bool) -> placement.Placement:
         NotEnoughMachines: resources are still missing after ``placement.WAIT_SECONDS``.
         ClusterError: nodes have other packages than the driver, or do not see the run directory.
     """
-    with activity.phase(activity.DRIVER, activity.RESERVING):
+    what = "CPUs" if platform.is_cpu() else "GPUs and CPUs"
+    where = "" if local else " on the cluster"
+    with activity.phase(activity.DRIVER, f"{activity.RESERVING} {what}{where}"):
         reserved = placement.reserve(
             topology.groups(value_of(args)),
             placement.WAIT_SECONDS,
@@ -147,7 +146,7 @@ def worker_variables(args: Any, on_cpu: bool) -> dict[str, str]:
 
 def _check_resources(needed: int, on_cpu: bool) -> None:
     total = ray.cluster_resources()
-    for name, count in (("GPU", needed), ("CPU", needed + CONTROLLER_CPUS)):
+    for name, count in (("GPU", needed), ("CPU", needed + topology.CONTROLLER_CPUS)):
         if total.get(name, 0) < count:
             raise cluster.ClusterError(
                 f"the Ray cluster has {total.get(name, 0):g} {name}, "
@@ -157,9 +156,10 @@ def _check_resources(needed: int, on_cpu: bool) -> None:
 
 def _what_to_start(needed: int, on_cpu: bool) -> str:
     if on_cpu:
+        cpus = needed + topology.CONTROLLER_CPUS
         return (
             f"start machines with `ray start --num-gpus N --num-cpus N` so that they have {needed} "
-            f"GPU and {needed + CONTROLLER_CPUS} CPU together (logical GPUs: nothing is reserved)"
+            f"GPU and {cpus} CPU together (logical GPUs: nothing is reserved)"
         )
     return "start more machines, or lower actor.num_gpus_per_node and vllm.num_engines"
 

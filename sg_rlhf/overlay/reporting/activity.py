@@ -29,8 +29,8 @@ CONTROLLER = "controller"
 #: The driver's last phase. The phases of the workers say more.
 STARTING_WORKERS = "starting the workers"
 
-#: This phase prints its own progress, so the terminal does not repeat it.
-RESERVING = "reserving GPUs and CPUs on the cluster"
+#: How the name of this phase begins, which the terminal does not repeat: it prints its progress.
+RESERVING = "reserving"
 
 #: Minimal seconds between two rows of :func:`show_progress`.
 PROGRESS_SECONDS = 0.5
