@@ -24,12 +24,7 @@ TIGHT = 0.1
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What a run takes of a machine, beside what there is.
-
-    Attributes:
-        run: the run.
-        hardware: the machine; for a run without GPUs only its host counts.
-    """
+    """Memory and disk of a run, and what the machine has; without GPUs only the host counts."""
 
     run: RunShape
     hardware: Hardware
@@ -135,11 +130,7 @@ class MemoryPlan:
         return sum(self.disk.values()) / 1e9
 
     def lines(self, why: str = "") -> list[str]:
-        """As text: a table of a GPU by phase, the node, the disk, the verdict.
-
-        Args:
-            why: how the machine was chosen.
-        """
+        """As text: a table of a GPU by phase, the node, the disk, the verdict."""
         of_what = f" ({why})" if why else ""
         found = [f"memory plan for {self.hardware.describe()}{of_what}"]
         if self.moments:

@@ -34,15 +34,7 @@ FASTER, SLOWER = 0.98, 1.02
 
 @dataclass(frozen=True)
 class Plan:
-    """A recipe's plan.
-
-    Attributes:
-        run: the sizes of the recipe.
-        hardware: the machine it is for.
-        assumptions: of the time.
-        why: how the machine was chosen.
-        rollouts: of the run, where that is known.
-    """
+    """A recipe's plan; ``why`` says how the machine was chosen."""
 
     run: RunShape
     hardware: Hardware
@@ -52,7 +44,7 @@ class Plan:
 
     @cached_property
     def memory(self) -> MemoryPlan:
-        """What it takes of the machine."""
+        """Memory and disk."""
         return MemoryPlan(self.run, self.hardware)
 
     @cached_property
@@ -91,7 +83,7 @@ class Plan:
         )
 
     def overrides(self, before: RunShape) -> str:
-        """The settings that differ from those of another run, as ``key=value``."""
+        """The keys that differ from those of another run, as ``key=value``."""
         keys = {f.metadata["key"]: f.name for f in fields(RunShape) if f.metadata}
         values = {key: getattr(self.run, name) for key, name in keys.items()}
         return " ".join(
@@ -146,17 +138,11 @@ def plan_of(
     """The plan of a loaded recipe; None where its model's shape is not known.
 
     Args:
-        config: the recipe.
-        hardware: the machine; None for the one at hand, or, where that has no GPU, the recipe's.
-        why: how ``hardware`` was chosen.
+        hardware: None for this machine, or, if it has no GPU, the recipe's (:func:`machine_for`).
         folder: where the run will be written.
-        rollouts: of the run.
-        assumptions: of the time estimate.
 
     Raises:
-        ConfigError: the model is a module that is not installed.
-        ValueError: a local model's ``config.json`` is unreadable or describes another kind of
-            model.
+        ConfigError, ValueError: as :func:`run_shape`.
     """
     run = run_shape(config)
     if run is None:
@@ -167,11 +153,9 @@ def plan_of(
 
 
 def fastest(run: RunShape, hardware: Hardware, assumptions: Assumptions = DEFAULT) -> Plan | None:
-    """The settings that fit with a reserve and, of these, are fastest; None if none fits.
+    """The fastest settings of engines and trainer that fit, with a reserve; None if none fits.
 
-    Tried are the engines' tensor parallelism, vLLM's share, and what :func:`fastest_update` tries.
-    Of equally fast settings the first is taken, in the order: fewer GPUs for an engine, the share
-    as it is.
+    Of equally fast ones the first: fewer GPUs for an engine, then vLLM's share as it is.
     """
     if run.cpu or not run.colocated or run.ranks > hardware.gpus:
         return None
@@ -194,13 +178,8 @@ def fastest_update(
 ) -> Plan | None:
     """The fastest settings of the trainer that fit; None if none fits.
 
-    Tried are lower ZeRO stages, offload, recomputed layers and larger micro-batches.
-
-    Args:
-        run: the sizes of the recipe.
-        hardware: the machine it is for.
-        assumptions: of the time.
-        fixed: keys that stay as they are.
+    Tried are lower ZeRO stages, offload, recomputed layers and larger micro-batches, but for the
+    keys in ``fixed``.
     """
 
     def values(key: str, current: Any, *others: Any) -> list[Any]:
@@ -298,11 +277,7 @@ def _is_of_hardware(part: str) -> bool:
 
 
 def machine_for(run: RunShape, folder: str | Path = ".") -> tuple[Hardware, str]:
-    """The machine at hand, or, where that has no GPU and the recipe needs one, the recipe's.
-
-    Returns:
-        It, and why, in a few words.
-    """
+    """This machine, or, if it has no GPU and the recipe needs one, the recipe's; and why."""
     here = detected(folder)
     if run.cpu:
         return replace(here, gpus_per_node=0, gpu="", gpu_memory_gib=0.0, link=""), "this machine"

@@ -27,29 +27,22 @@ DOWNLOAD = "the model's download"
 
 
 class Moment(NamedTuple):
-    """A moment of a phase and what is in memory then, bytes by line."""
+    """What is in memory in a moment of a phase, bytes by line."""
 
     phase: str
     lines: dict[str, float]
 
     @property
     def total(self) -> float:
-        """Bytes."""
         return sum(self.lines.values())
 
 
 class Cache(NamedTuple):
-    """vLLM's keys and values.
+    """vLLM's keys and values."""
 
-    Attributes:
-        gib: of one GPU.
-        sequences: of ``data.max_len`` that fit at a time in one engine.
-        wanted: what one engine is given of a rollout, or 128, vLLM's limit.
-    """
-
-    gib: float
-    sequences: float
-    wanted: int
+    gib: float  # of one GPU
+    sequences: float  # of data.max_len that fit at a time in one engine
+    wanted: int  # sequences of a rollout in one engine, up to vLLM's limit
 
 
 def tensors(lines: dict[str, float]) -> float:

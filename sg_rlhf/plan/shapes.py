@@ -1,8 +1,7 @@
-"""Shapes of language models: what their Hugging Face ``config.json`` says, and what follows.
+"""Shapes of language models, from ``model_configs.json`` or the ``config.json`` of a folder.
 
-The models of the papers, and those that people reach for beside them, are in ``model_configs.json``
-(the fields that matter of each published ``config.json``), so that a plan needs no download. Any
-other model is read from its folder.
+``model_configs.json`` has the models of the papers and other usual ones, so that a plan needs no
+download.
 """
 
 from __future__ import annotations
@@ -19,14 +18,9 @@ TABLE = Path(__file__).with_name("model_configs.json")
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """A dense decoder with grouped-query attention and a gated MLP.
+    """A dense decoder with grouped-query attention and a gated MLP."""
 
-    Attributes:
-        name: hub id or folder.
-        family: ``model_type`` of its configuration.
-    """
-
-    name: str
+    name: str  # hub id or folder
     hidden_size: int
     num_layers: int
     num_heads: int
@@ -37,7 +31,7 @@ class ModelShape:
     tied: bool
     qkv_bias: bool
     qk_norm: bool
-    family: str = ""
+    family: str = ""  # model_type of its configuration
 
     @property
     def attention_parameters(self) -> int:

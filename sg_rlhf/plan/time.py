@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 
 from sg_rlhf.machine.hardware import Hardware
 from sg_rlhf.plan import gpu_memory as gpu
@@ -18,12 +18,14 @@ from sg_rlhf.plan.phases import cache_of
 from sg_rlhf.plan.run_shape import RunShape
 from sg_rlhf.plan.shapes import ModelShape
 
-PARTS = ("sampling", "scoring", "update", "optimizer", "weight sync", "offload")
 #: What limits each part: operations, bytes of memory, or bytes of a link.
 BOUND = {
     "sampling": "bytes", "scoring": "FLOPs", "update": "FLOPs", "optimizer": "bytes",
     "weight sync": "bytes", "offload": "PCIe",
 }  # fmt: skip
+PARTS = tuple(BOUND)
+#: Parts in which ranks wait for each other.
+OF_RANKS = ("scoring", "update")
 #: What the policy's GPUs do while engines of their own sample ahead.
 TRAINING = ("scoring", "update", "optimizer")
 NOT_INCLUDED = "start, compilation, rewards, evaluations, checkpoints, logging"
@@ -110,23 +112,14 @@ DEFAULT = Assumptions()
 
 @dataclass(frozen=True)
 class TimePlan:
-    """Seconds of a rollout step.
-
-    Attributes:
-        parts: seconds by part, in the order of :data:`PARTS`.
-        tokens: of a rollout, prompts and responses.
-        assumed: the assumptions that matter most, one line each.
-        assumptions: all of them.
-        samples_ahead: whether the engines sample while the policy trains.
-        limits: seconds by part if the hardware reached its data sheet, see :func:`limits`.
-    """
+    """Seconds of a rollout step, by part in the order of :data:`PARTS`."""
 
     parts: Mapping[str, float]
-    tokens: float
-    assumed: tuple[str, ...]
+    limits: Mapping[str, float]  # see limits()
+    tokens: float  # of a rollout, prompts and responses
+    assumed: tuple[str, ...]  # the assumptions that matter most, one line each
     assumptions: Assumptions
-    samples_ahead: bool = False
-    limits: Mapping[str, float] = field(default_factory=dict)
+    samples_ahead: bool  # while the policy trains
 
     @property
     def seconds(self) -> float:
@@ -143,11 +136,7 @@ class TimePlan:
         return max(self.parts, key=lambda part: self.parts[part])
 
     def line(self, rollouts: int | None = None) -> str:
-        """Seconds, hours and the largest share.
-
-        Args:
-            rollouts: of the run; None where that is not known.
-        """
+        """Seconds, hours and the largest share."""
         count = rollouts or 100
         run = f"{rollouts} rollouts" if rollouts else "100 rollouts"
         share = self.parts[self.largest] / self.seconds
@@ -201,12 +190,8 @@ def time_plan(
     mean, prompt = given.mean_response(run), given.prompt(run)
     return TimePlan(
         parts={
-            "sampling": sampling(run, hardware, given),
-            "scoring": scoring(run, hardware, given) / working,
-            "update": update(run, hardware, given) / working,
-            "optimizer": optimizer_steps(run, hardware, given),
-            "weight sync": weight_sync(run, hardware, given),
-            "offload": offload(run, hardware, given),
+            name: seconds(run, hardware, given) / (working if name in OF_RANKS else 1.0)
+            for name, seconds in SECONDS.items()
         },
         tokens=run.samples * (prompt + mean),
         assumed=(
@@ -237,12 +222,8 @@ def limits(run: RunShape, hardware: Hardware, given: Assumptions = DEFAULT) -> d
     )  # fmt: skip
     once = replace(run, checkpointing=False, adam_offload=False)
     return {
-        "sampling": sampling(run, hardware, ideal),
-        "scoring": scoring(run, hardware, ideal),
-        "update": update(once, hardware, ideal),
-        "optimizer": optimizer_steps(run, hardware, ideal),
-        "weight sync": weight_sync(run, hardware, ideal),
-        "offload": offload(run, hardware, ideal),
+        name: seconds(once if name == "update" else run, hardware, ideal)
+        for name, seconds in SECONDS.items()
     }
 
 
@@ -347,9 +328,8 @@ def _passes(
 
     Args:
         forwards: the arithmetic of a pass, in forward passes.
-        python: Python's work for one layer and micro-batch, seconds.
+        python: seconds for one layer and micro-batch.
         collectives: gathers of the weights and reductions of the gradients.
-        micro_batches: of a rank.
     """
     of_rank = run.samples / run.ranks
     tokens = given.mean_response(run) + given.prompt(run)
@@ -362,13 +342,7 @@ def _passes(
 
 
 def micro_batches(run: RunShape, given: Assumptions, samples: int, size: int, limit: int) -> float:
-    """Micro-batches of a rank: packed ones are filled to the tokens that the plan reserves.
-
-    Args:
-        samples: that are cut together: of an optimizer step, or of a rollout.
-        size: samples of a micro-batch that is padded, or dealt by OpenRLHF.
-        limit: tokens of a packed micro-batch.
-    """
+    """Micro-batches of a rank: packed ones have ``limit`` tokens, others ``size`` samples."""
     of_rank = samples / run.ranks
     if run.packing and (run.dealt or run.train_tokens):
         tokens = given.mean_response(run) + given.prompt(run)
@@ -471,3 +445,10 @@ def offload(run: RunShape, hardware: Hardware, given: Assumptions = DEFAULT) -> 
     if run.trainer_sleeps and not run.adam_offload:
         moved += 2 * (gpu.optimizer(run) + gpu.gradients(run))
     return moved / pcie
+
+
+#: The seconds of each part.
+SECONDS = {
+    "sampling": sampling, "scoring": scoring, "update": update, "optimizer": optimizer_steps,
+    "weight sync": weight_sync, "offload": offload,
+}  # fmt: skip
