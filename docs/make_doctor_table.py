@@ -16,7 +16,7 @@ from made_tables import main
 from sg_rlhf.doctor import recipe
 from sg_rlhf.doctor.check import FAILED, WARNING, Check, exit_status
 from sg_rlhf.doctor.checks import check, of_hardware
-from sg_rlhf.doctor.facts import Facts, read
+from sg_rlhf.machine.facts import Facts, read
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "troubleshooting.md"

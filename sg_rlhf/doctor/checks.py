@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from sg_rlhf.config.derived.topology import CONTROLLER_CPUS
 from sg_rlhf.doctor import preflight
 from sg_rlhf.doctor.check import FAILED, OK, SKIPPED, WARNING, Check
-from sg_rlhf.doctor.facts import Disk, Facts
 from sg_rlhf.doctor.preflight import ON_CPU, REPAIR
 from sg_rlhf.machine import names
+from sg_rlhf.machine.facts import Disk, Facts
 from sg_rlhf.machine.gpus import Gpu, hardware_name
 from sg_rlhf.machine.names import SIZES
 

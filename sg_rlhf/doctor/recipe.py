@@ -20,7 +20,7 @@ from sg_rlhf.config.derived import topology
 from sg_rlhf.data_io import model_folder
 from sg_rlhf.doctor.check import FAILED, OK, SKIPPED, WARNING, Check
 from sg_rlhf.doctor.checks import CPU_HOST_GIB, SLACK, Needs, check, settings_for, used
-from sg_rlhf.doctor.facts import Facts, gather
+from sg_rlhf.machine.facts import Facts, gather
 from sg_rlhf.machine.hardware import of_machine
 from sg_rlhf.machine.names import SIZES, size_of
 from sg_rlhf.plan.memory import MemoryPlan

@@ -13,7 +13,7 @@ import pytest
 from sg_rlhf.common import home
 from sg_rlhf.doctor.check import FAILED
 from sg_rlhf.doctor.checks import Needs, disk
-from sg_rlhf.doctor.facts import Facts, disks
+from sg_rlhf.machine.facts import Facts, disks
 
 NOBODY = 65534
 

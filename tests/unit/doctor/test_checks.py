@@ -12,8 +12,8 @@ from sg_rlhf.doctor import preflight
 from sg_rlhf.doctor.check import FAILED, OK, SKIPPED, WARNING, Check, exit_status
 from sg_rlhf.doctor.checks import Needs, check, of_hardware
 from sg_rlhf.doctor.command import table
-from sg_rlhf.doctor.facts import Disk, Facts, read
 from sg_rlhf.doctor.recipe import judge, load
+from sg_rlhf.machine.facts import Disk, Facts, read
 from sg_rlhf.machine.gpus import Gpu
 from sg_rlhf.machine.hardware import named as named_hardware
 from sg_rlhf.plan.memory import MemoryPlan

@@ -15,7 +15,7 @@ import pytest
 
 from sg_rlhf.doctor import preflight
 from sg_rlhf.doctor.command import main
-from sg_rlhf.doctor.facts import Facts
+from sg_rlhf.machine.facts import Facts
 from tests.unit.doctor.fake_programs import nvidia_smi, program
 
 ROOT = Path(__file__).parents[3]

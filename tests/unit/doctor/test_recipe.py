@@ -13,8 +13,8 @@ from huggingface_hub import constants, errors
 from sg_rlhf.config import load_config
 from sg_rlhf.doctor import recipe
 from sg_rlhf.doctor.check import FAILED, OK, WARNING, Check
-from sg_rlhf.doctor.facts import Facts, read
 from sg_rlhf.doctor.recipe import UnfitMachine, before_run
+from sg_rlhf.machine.facts import Facts, read
 from sg_rlhf.machine.gpus import detect
 from sg_rlhf.train import main
 from tests.unit.machine.fake_nvml import H100, install

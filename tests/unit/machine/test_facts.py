@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from sg_rlhf.doctor import facts
-from sg_rlhf.doctor.facts import Facts, FactsError, gather, read
+from sg_rlhf.machine import facts
+from sg_rlhf.machine.facts import Facts, FactsError, gather, read
 from tests.unit.machine.fake_nvml import H100, install
 
-MACHINES = Path(__file__).parent / "machines"
+MACHINES = Path(__file__).parents[1] / "doctor" / "machines"
 
 
 def test_this_machine(tmp_path: Path) -> None:
