@@ -10,8 +10,8 @@ from sg_rlhf.doctor import preflight
 from sg_rlhf.doctor.check import FAILED, OK, SKIPPED, WARNING, Check
 from sg_rlhf.doctor.preflight import ON_CPU, REPAIR
 from sg_rlhf.machine import names
-from sg_rlhf.machine.facts import Disk, Facts
-from sg_rlhf.machine.gpus import Gpu, hardware_name
+from sg_rlhf.machine.facts import Disk, Facts, Gpu
+from sg_rlhf.machine.gpus import hardware_name
 from sg_rlhf.machine.names import SIZES
 
 #: Memory of other processes on a GPU above which the doctor warns, MiB; a desktop takes less.

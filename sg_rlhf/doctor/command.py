@@ -25,7 +25,8 @@ from sg_rlhf.doctor import recipe
 from sg_rlhf.doctor.check import FAILED, OK, SKIPPED, WARNING, Check, exit_status
 from sg_rlhf.doctor.checks import Needs, check, of_hardware
 from sg_rlhf.machine import names
-from sg_rlhf.machine.facts import Facts, gather, read
+from sg_rlhf.machine.facts import Facts, read
+from sg_rlhf.machine.gather import gather
 from sg_rlhf.machine.gpus import hardware_name
 
 EXAMPLES = """\

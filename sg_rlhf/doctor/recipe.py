@@ -20,7 +20,8 @@ from sg_rlhf.config.derived import topology
 from sg_rlhf.data_io import model_folder
 from sg_rlhf.doctor.check import FAILED, OK, SKIPPED, WARNING, Check
 from sg_rlhf.doctor.checks import CPU_HOST_GIB, SLACK, Needs, check, settings_for, used
-from sg_rlhf.machine.facts import Facts, gather
+from sg_rlhf.machine.facts import Facts
+from sg_rlhf.machine.gather import gather
 from sg_rlhf.machine.hardware import of_machine
 from sg_rlhf.machine.names import SIZES, size_of
 from sg_rlhf.plan.memory import MemoryPlan
@@ -99,14 +100,7 @@ def judge(recipe: Recipe, facts: Facts) -> tuple[Needs, list[Check]]:
     if shape is None:
         remedy = "the folder of a dense model has one"
         return needs, [Check("memory plan", SKIPPED, unknown, "config.json", remedy)]
-    gpus = used(facts, needs)
-    hardware = of_machine(
-        gpus,
-        nvlink=facts.nvlink == "all",
-        host_memory_gib=facts.memory_gib or float("inf"),
-        nodes=needs.nodes,
-    )
-    plan = MemoryPlan(shape, hardware)
+    plan = MemoryPlan(shape, of_machine(facts, needs.nodes, gpus=used(facts, needs)))
     host, download = plan.host_gib, plan.disk.get(DOWNLOAD, 0) / 1e9
     if not needs.gpus:  # the tiny model's measured peak has its processes in it
         host = max(CPU_HOST_GIB, host - plan.host.get(PROCESSES, 0) / 2**30)

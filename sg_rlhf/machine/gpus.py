@@ -7,63 +7,23 @@ import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from sg_rlhf.common.resources import visible_gpus
 from sg_rlhf.common.text import notice_if_slow
 from sg_rlhf.machine import names
+from sg_rlhf.machine.facts import Facts, Gpu, Links
 
-#: Which pairs of GPUs have NVLink.
-Links = Literal["all", "some", "none"]
 #: Seconds; a driver without its persistence mode takes several for each GPU.
 TIMEOUT_S = 30.0
 
 
-@dataclass(frozen=True)
-class Gpu:
-    """One GPU, or one MIG slice.
-
-    Attributes:
-        name: as the driver gives it.
-        memory_mib: all of its memory, MiB.
-        compute_capability: such as "9.0".
-        used_mib: memory already in use, MiB.
-    """
-
-    name: str
-    memory_mib: float
-    compute_capability: str | None = None
-    used_mib: float | None = None
-
-
-@dataclass(frozen=True)
-class Detected:
-    """What the driver reports.
-
-    Attributes:
-        gpus: the GPUs that CUDA_VISIBLE_DEVICES leaves. With MIG, the smallest slice alone: CUDA
-            gives a process one slice.
-        problem: the driver's error message; None without one.
-        driver: version of the driver; "none" without one.
-        driver_cuda: newest CUDA version of the driver's library. It may be newer than the driver,
-            with NVIDIA's package for forward compatibility.
-        nvlink: whether all pairs of GPUs have it, some, or none; None for a single GPU.
-    """
-
-    gpus: tuple[Gpu, ...] = ()
-    problem: str | None = None
-    driver: str = "none"
-    driver_cuda: str | None = None
-    nvlink: Links | None = None
-
-
-def detect(environment: Mapping[str, str] = os.environ) -> Detected:
-    """The GPUs that this process may use; a machine without a driver has none.
+def detect(environment: Mapping[str, str] = os.environ) -> Facts:
+    """The GPUs and the driver of this machine; of the other facts, none.
 
     The driver is asked in a thread: with a broken GPU its calls may never return.
     """
-    found: Future[Detected] = Future()
+    found: Future[Facts] = Future()
 
     def ask() -> None:
         try:
@@ -76,27 +36,31 @@ def detect(environment: Mapping[str, str] = os.environ) -> Detected:
         with notice_if_slow(f"waiting for the GPU driver (up to {TIMEOUT_S:g} s)"):
             return found.result(TIMEOUT_S)
     except TimeoutError:
-        return Detected(problem=f"the driver did not answer within {TIMEOUT_S:g} s")
+        return _without(f"the driver did not answer within {TIMEOUT_S:g} s")
 
 
-def _ask(environment: Mapping[str, str]) -> Detected:
+def _without(problem: str | None = None) -> Facts:
+    return Facts(gpus=[], gpu_problem=problem, driver="none")
+
+
+def _ask(environment: Mapping[str, str]) -> Facts:
     import pynvml as nvml
 
     try:
         nvml.nvmlInit()
     except nvml.NVMLError_LibraryNotFound:
-        return Detected()
+        return _without()
     except nvml.NVMLError as error:
-        return Detected(problem=str(error))
+        return _without(str(error))
     try:
         return _detect(nvml, environment)
     except nvml.NVMLError as error:
-        return Detected(problem=str(error))
+        return _without(str(error))
     finally:
         nvml.nvmlShutdown()
 
 
-def _detect(nvml: Any, environment: Mapping[str, str]) -> Detected:
+def _detect(nvml: Any, environment: Mapping[str, str]) -> Facts:
     handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
     known = [(str(i), nvml.nvmlDeviceGetUUID(handle)) for i, handle in enumerate(handles)]
     seen = [handles[i] for i in _visible(known, visible_gpus(environment))]
@@ -105,9 +69,9 @@ def _detect(nvml: Any, environment: Mapping[str, str]) -> Detected:
     if slices:
         gpus = [min(slices, key=lambda gpu: gpu.memory_mib)]
     cuda = nvml.nvmlSystemGetCudaDriverVersion()
-    return Detected(
-        gpus=tuple(gpus),
-        problem=None if handles else "the driver lists no GPU",
+    return Facts(
+        gpus=gpus,
+        gpu_problem=None if handles else "the driver lists no GPU",
         driver=nvml.nvmlSystemGetDriverVersion(),
         driver_cuda=f"{cuda // 1000}.{cuda % 1000 // 10}",
         nvlink=_nvlink(nvml, seen),
@@ -182,4 +146,4 @@ def hardware_name(gpus: Sequence[Gpu]) -> str:
 def visible_devices() -> list[str]:
     """The GPUs that this process may use, by the names that CUDA_VISIBLE_DEVICES has for them."""
     chosen = visible_gpus()
-    return [str(i) for i in range(len(detect().gpus))] if chosen is None else chosen
+    return [str(i) for i in range(len(detect().gpus or ()))] if chosen is None else chosen

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 
 from sg_rlhf.common import resources
 from sg_rlhf.machine import names
-from sg_rlhf.machine.gpus import Gpu, detect
+from sg_rlhf.machine.facts import Facts, Gpu
 from sg_rlhf.machine.names import GPUS, GpuType, gpu_of
 
 #: Host memory that a machine is taken to have per GPU, GiB: about the smallest that clouds sell
@@ -18,25 +18,15 @@ HOST_GIB_PER_GPU = {24: 64, 40: 80, 80: 160}
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """Nodes of equal machines.
+    """Nodes of equal machines, as a plan needs them."""
 
-    Attributes:
-        nodes: machines.
-        gpus_per_node: GPUs of each; 0 for a machine without.
-        gpu: their type, a key of :data:`sg_rlhf.machine.names.GPUS`; "" without.
-        gpu_memory_gib: what CUDA can give of one GPU, GiB.
-        host_memory_gib: memory of one node (its cgroup's limit where that is less), GiB.
-        disk_free_gb: free space where the run is written, GB (1e9); None where it is not known.
-        link: what connects the GPUs of a node, ``nvlink`` or ``pcie``; "" without GPUs.
-    """
-
-    nodes: int
-    gpus_per_node: int
-    gpu: str
-    gpu_memory_gib: float
-    host_memory_gib: float
-    disk_free_gb: float | None
-    link: str
+    nodes: int = 1
+    gpus_per_node: int = 0
+    gpu: str = ""  # their type, a key of GPUS
+    gpu_memory_gib: float = 0.0  # what CUDA can give of one GPU
+    host_memory_gib: float  # of one node, or its cgroup's limit
+    disk_free_gb: float | None = None  # where the run is written, 1e9 bytes; None if not known
+    link: str = ""  # what connects the GPUs of a node: nvlink or pcie
 
     @property
     def gpus(self) -> int:
@@ -77,10 +67,7 @@ def named(name: str) -> Hardware:
     layout = names.parse(name)
     if layout.gpus:
         return of_gpus(layout.gpu, nodes=layout.nodes, gpus_per_node=layout.gpus)
-    return Hardware(
-        nodes=1, gpus_per_node=0, gpu="", gpu_memory_gib=0.0,
-        host_memory_gib=resources.usable_memory() / 2**30, disk_free_gb=None, link="",
-    )  # fmt: skip
+    return Hardware(host_memory_gib=resources.usable_memory() / 2**30)
 
 
 def of_gpus(kind: str, *, nodes: int = 1, gpus_per_node: int = 1) -> Hardware:
@@ -88,62 +75,30 @@ def of_gpus(kind: str, *, nodes: int = 1, gpus_per_node: int = 1) -> Hardware:
     gpu = GPUS[kind]
     size = names.Layout(nodes, gpus_per_node, kind).size
     return Hardware(
-        nodes=nodes,
-        gpus_per_node=gpus_per_node,
-        gpu=kind,
-        gpu_memory_gib=gpu.usable_gib,
+        nodes=nodes, gpus_per_node=gpus_per_node, gpu=kind, gpu_memory_gib=gpu.usable_gib,
         host_memory_gib=float(HOST_GIB_PER_GPU[size] * gpus_per_node),
-        disk_free_gb=None,
         link="nvlink" if gpu.nvlink else "pcie",
-    )
+    )  # fmt: skip
 
 
-def of_machine(
-    gpus: Sequence[Gpu],
-    *,
-    nvlink: bool,
-    host_memory_gib: float,
-    disk_free_gb: float | None = None,
-    nodes: int = 1,
-) -> Hardware:
-    """What was found on a machine; of unequal GPUs the smallest counts.
+def of_machine(facts: Facts, nodes: int = 1, *, gpus: Sequence[Gpu] | None = None) -> Hardware:
+    """Nodes of such a machine; of unequal GPUs the smallest counts.
 
     Args:
-        gpus: of one node.
-        nvlink: whether the GPUs are linked by it.
-        host_memory_gib: of the machine, or its cgroup's limit.
-        disk_free_gb: where the run is written.
-        nodes: machines of this kind.
+        gpus: the GPUs of a node that count; None for all.
     """
-    if not gpus:
-        return replace(
-            named("cpu"), host_memory_gib=host_memory_gib, disk_free_gb=disk_free_gb, nodes=nodes
-        )
-    smallest = min(gpus, key=lambda gpu: gpu.memory_mib)
+    found = (facts.gpus or ()) if gpus is None else gpus
+    memory = math.inf if facts.memory_gib is None else facts.memory_gib
+    if not found:
+        return Hardware(nodes=nodes, host_memory_gib=memory, disk_free_gb=facts.run_disk_gb)
+    smallest = min(found, key=lambda gpu: gpu.memory_mib)
     reported = smallest.memory_mib / 1024
     kind, gpu = gpu_of(smallest.name, reported)
     # CUDA gives a little less than the driver reports.
     usable = min(gpu.usable_gib, reported) if abs(gpu.usable_gib / reported - 1) < 0.1 else reported
+    linked = len(found) == 1 or facts.nvlink == "all"
     return Hardware(
-        nodes=nodes,
-        gpus_per_node=len(gpus),
-        gpu=kind,
-        gpu_memory_gib=usable,
-        host_memory_gib=host_memory_gib,
-        disk_free_gb=disk_free_gb,
-        link="nvlink" if nvlink and gpu.nvlink else "pcie",
-    )
-
-
-def detected(folder: str | Path = ".") -> Hardware:
-    """This machine, with the GPUs that CUDA_VISIBLE_DEVICES leaves.
-
-    Its disk is that of ``folder`` or of the nearest parent that exists.
-    """
-    found = detect()
-    return of_machine(
-        found.gpus,
-        nvlink=len(found.gpus) == 1 or found.nvlink == "all",
-        host_memory_gib=resources.usable_memory() / 2**30,
-        disk_free_gb=resources.free_disk(Path(folder)) / 1e9,
-    )
+        nodes=nodes, gpus_per_node=len(found), gpu=kind, gpu_memory_gib=usable,
+        host_memory_gib=memory, disk_free_gb=facts.run_disk_gb,
+        link="nvlink" if linked and gpu.nvlink else "pcie",
+    )  # fmt: skip

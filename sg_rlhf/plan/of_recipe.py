@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from sg_rlhf.config import Config, ConfigError, builtin_recipes, load_config
-from sg_rlhf.machine.hardware import Hardware, detected, named, of_gpus
+from sg_rlhf.machine.gather import gather
+from sg_rlhf.machine.hardware import Hardware, named, of_gpus, of_machine
 from sg_rlhf.plan.gpu_memory import GIB
 from sg_rlhf.plan.memory import TIGHT, MemoryPlan
 from sg_rlhf.plan.run_shape import RunShape, run_shape
@@ -27,6 +28,7 @@ CHOSEN = (
     "train.micro_batch_size", "rollout.micro_batch_size",
 )  # fmt: skip
 BY_PLAN = "the plan"
+HERE = "this machine"
 #: Other settings than the hardware's have to take at most this share of their time, and may take
 #: so much more for sums of gradients in float32.
 FASTER, SLOWER = 0.98, 1.02
@@ -278,11 +280,9 @@ def _is_of_hardware(part: str) -> bool:
 
 def machine_for(run: RunShape, folder: str | Path = ".") -> tuple[Hardware, str]:
     """This machine, or, if it has no GPU and the recipe needs one, the recipe's; and why."""
-    here = detected(folder)
-    if run.cpu:
-        return replace(here, gpus_per_node=0, gpu="", gpu_memory_gib=0.0, link=""), "this machine"
-    if here.gpus:
-        return replace(here, nodes=run.nodes), "this machine"
+    here = gather(Path(folder))
+    if run.cpu or here.gpus:
+        return of_machine(here, 1 if run.cpu else run.nodes, gpus=() if run.cpu else None), HERE
     try:
         return named(run.hardware), f"the recipe's hardware, {run.hardware}; no GPU is here"
     except ValueError:

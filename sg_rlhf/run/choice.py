@@ -106,9 +106,9 @@ def detected_layout(variables: Mapping[str, str]) -> tuple[Layout, list[str]]:
         ChoiceError: they are too small for every recipe.
     """
     found = detect(variables)
-    gpus = found.gpus
+    gpus, problem = found.gpus, found.gpu_problem
     if not gpus:
-        return Layout(), [f"without a GPU: {found.problem}"] if found.problem else []
+        return Layout(), [f"without a GPU: {problem}"] if problem else []
     name = hardware_name(gpus)
     if not name:
         smallest = min(gpu.memory_mib for gpu in gpus)

@@ -13,7 +13,8 @@ import pytest
 from sg_rlhf.common import home
 from sg_rlhf.doctor.check import FAILED
 from sg_rlhf.doctor.checks import Needs, disk
-from sg_rlhf.machine.facts import Facts, disks
+from sg_rlhf.machine.facts import Facts
+from sg_rlhf.machine.gather import disks
 
 NOBODY = 65534
 

@@ -266,9 +266,7 @@ def test_memory_of_a_run_of_the_tiny_model() -> None:
         (found,) = [r for r in rows(page) if r.startswith(row)]
         assert peak in found
     plan = of_recipe.load_for([str(ROOT / "configs/kk/grpo_sg_tiny_cpu.yaml")], (), None)
-    planned = MemoryPlan(
-        run_shape(plan[0]), hardware.of_machine([], nvlink=False, host_memory_gib=24.0)
-    )
+    planned = MemoryPlan(run_shape(plan[0]), hardware.Hardware(host_memory_gib=24.0))
     assert f"{planned.host_gib * 2**30 / 1e9:.1f} GB planned" in found
 
 

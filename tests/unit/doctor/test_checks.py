@@ -13,8 +13,7 @@ from sg_rlhf.doctor.check import FAILED, OK, SKIPPED, WARNING, Check, exit_statu
 from sg_rlhf.doctor.checks import Needs, check, of_hardware
 from sg_rlhf.doctor.command import table
 from sg_rlhf.doctor.recipe import judge, load
-from sg_rlhf.machine.facts import Disk, Facts, read
-from sg_rlhf.machine.gpus import Gpu
+from sg_rlhf.machine.facts import Disk, Facts, Gpu, read
 from sg_rlhf.machine.hardware import named as named_hardware
 from sg_rlhf.plan.memory import MemoryPlan
 from sg_rlhf.plan.phases import DOWNLOAD, PROCESSES

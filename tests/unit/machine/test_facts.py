@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from sg_rlhf.machine import facts
-from sg_rlhf.machine.facts import Facts, FactsError, gather, read
+from sg_rlhf.machine import gather as gathering
+from sg_rlhf.machine.facts import Facts, FactsError, read
+from sg_rlhf.machine.gather import gather
 from tests.unit.machine.fake_nvml import H100, install
 
 MACHINES = Path(__file__).parents[1] / "doctor" / "machines"
@@ -38,7 +39,7 @@ def test_a_machine_with_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 def test_a_file_system_counts_once(tmp_path: Path) -> None:
     places = {"run": tmp_path / "not" / "yet", "models": tmp_path, "other": Path("/dev/shm")}
-    (ours, shm) = facts.disks(places)
+    (ours, shm) = gathering.disks(places)
     assert (ours.holds, ours.path) == (["run", "models"], str(tmp_path))
     assert shm.holds == ["other"]
 
@@ -47,8 +48,8 @@ def test_what_a_run_directory_has_already(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     with (tmp_path / "checkpoints" / "model").open("wb") as file:
         file.truncate(2_500_000_000)  # sparse
-    assert facts.size_gb(tmp_path) == 2.5
-    assert facts.size_gb(tmp_path / "none") == 0
+    assert gathering.size_gb(tmp_path) == 2.5
+    assert gathering.size_gb(tmp_path / "none") == 0
 
 
 def test_the_machines_that_are_described() -> None:

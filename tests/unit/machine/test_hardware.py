@@ -10,7 +10,9 @@ import pynvml
 import pytest
 
 from sg_rlhf.machine import gpus, hardware
-from sg_rlhf.machine.gpus import Detected, Gpu, detect
+from sg_rlhf.machine.facts import Disk, Facts, Gpu
+from sg_rlhf.machine.gather import gather
+from sg_rlhf.machine.gpus import detect
 from sg_rlhf.machine.names import GPUS, gpu_of
 from tests.unit.machine.fake_nvml import H100, install
 
@@ -65,7 +67,7 @@ def test_names(name: str, nodes: int, gpus: int, kind: str) -> None:
 )
 def test_devices_as_nvidia_smi_names_them(device: str, mib: int, kind: str) -> None:
     assert gpu_of(device, mib / 1024)[0] == kind
-    found = hardware.of_machine([Gpu(device, mib)], nvlink=False, host_memory_gib=64.0)
+    found = hardware.of_machine(Facts(gpus=[Gpu(device, mib)], host_memory_gib=64.0))
     assert found.gpu == kind
     # Of a device that is not in the table its own memory counts, not the type's.
     assert 0.95 * mib / 1024 <= found.gpu_memory_gib <= mib / 1024
@@ -73,28 +75,29 @@ def test_devices_as_nvidia_smi_names_them(device: str, mib: int, kind: str) -> N
 
 def test_of_unequal_gpus_the_smallest_counts_and_none_is_the_cpu() -> None:
     two = [Gpu("NVIDIA H100 80GB HBM3", 81559), Gpu("NVIDIA GeForce RTX 4090", 24564)]
-    found = hardware.of_machine(two, nvlink=True, host_memory_gib=64.0)
+    found = hardware.of_machine(Facts(gpus=two, nvlink="all", host_memory_gib=64.0))
     assert (found.gpu, found.gpus_per_node, found.link) == ("4090", 2, "pcie")
-    cpu = hardware.of_machine([], nvlink=False, host_memory_gib=8.0, disk_free_gb=5.0)
+    disk = Disk(holds=["run"], path="/", free_gb=5.0)
+    cpu = hardware.of_machine(Facts(gpus=[], host_memory_gib=8.0, disks=[disk]))
     assert (cpu.gpus, cpu.host_memory_gib, cpu.disk_free_gb) == (0, 8.0, 5.0)
 
 
 def test_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch)
-    found = hardware.detected(tmp_path / "not" / "yet" / "there")
+    found = hardware.of_machine(gather(tmp_path / "not" / "yet" / "there"))
     assert found.gpus == 0 and 0 < found.host_memory_gib < 1e5
     assert found.disk_free_gb is not None and found.disk_free_gb > 0
     install(monkeypatch, H100, H100)
-    found = hardware.detected(tmp_path)
+    found = hardware.of_machine(gather(tmp_path))
     assert (found.gpu, found.gpus, found.link) == ("h100", 2, "nvlink")
     install(monkeypatch, H100, H100, linked=False)
-    assert hardware.detected(tmp_path).link == "pcie"
+    assert hardware.of_machine(gather(tmp_path)).link == "pcie"
 
 
 def test_what_the_driver_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, ("NVIDIA L4", 23034, 512, (8, 9)), cuda=12080)
     found = detect()
-    assert found.gpus == (Gpu("NVIDIA L4", 23034, "8.9", 512),)
+    assert found.gpus == [Gpu("NVIDIA L4", 23034, "8.9", 512)]
     assert (found.driver, found.driver_cuda, found.nvlink) == ("580.95.05", "12.8", None)
 
 
@@ -103,19 +106,21 @@ def test_a_driver_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = threading.Event()
     monkeypatch.setattr(sys.modules["pynvml"], "nvmlInit", answer.wait)
     monkeypatch.setattr(gpus, "TIMEOUT_S", 0.1)
-    assert detect() == Detected(problem="the driver did not answer within 0.1 s")
+    assert detect() == Facts(
+        gpus=[], driver="none", gpu_problem="the driver did not answer within 0.1 s"
+    )
     answer.set()
-    assert len(detect().gpus) == 1
+    assert len(detect().gpus or []) == 1
 
 
 def test_without_a_driver_there_are_no_gpus_and_a_fault_is_quoted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     install(monkeypatch, fault=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
-    assert detect() == gpus.Detected()
+    assert detect() == Facts(gpus=[], driver="none")
     install(monkeypatch, fault=pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
     found = detect()
-    assert found.gpus == () and "ersion mismatch" in str(found.problem)
+    assert found.gpus == [] and "ersion mismatch" in str(found.gpu_problem)
 
 
 def test_pairs_with_a_bridge_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +140,7 @@ def test_gpus_that_are_hidden_from_cuda_do_not_count(
 ) -> None:
     install(monkeypatch, H100, H100)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert hardware.detected(tmp_path).gpus == count
+    assert hardware.of_machine(gather(tmp_path)).gpus == count
 
 
 def test_a_process_gets_one_mig_slice_and_the_smallest_counts(
@@ -143,7 +148,7 @@ def test_a_process_gets_one_mig_slice_and_the_smallest_counts(
 ) -> None:
     slices = [(f"{H100[0]} MIG {gb}gb", gb * 1000, 0, (9, 0)) for gb in (40, 20, 30)]
     install(monkeypatch, H100, slices=slices)
-    found = hardware.detected(tmp_path)
+    found = hardware.of_machine(gather(tmp_path))
     assert found.gpus == 1 and found.gpu_memory_gib == pytest.approx(20_000 / 1024)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sg_rlhf.config import load_config
+from sg_rlhf.machine.facts import Facts, Gpu
 from sg_rlhf.machine.hardware import named
 from sg_rlhf.plan import of_recipe
 from sg_rlhf.plan.command import main
@@ -21,7 +22,8 @@ CONFIGS = Path(__file__).parents[3] / "configs"
 @pytest.fixture(autouse=True)
 def no_gpu_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SG_PLATFORM", "cpu")
-    monkeypatch.setattr(of_recipe, "detected", lambda folder: named("cpu"))
+    facts = Facts(gpus=[], host_memory_gib=24.0)
+    monkeypatch.setattr(of_recipe, "gather", lambda folder: facts)
 
 
 def test_a_recipe_on_its_own_hardware(capsys: pytest.CaptureFixture[str]) -> None:
@@ -35,7 +37,9 @@ def test_a_recipe_on_its_own_hardware(capsys: pytest.CaptureFixture[str]) -> Non
 def test_the_machine_at_hand_comes_first(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(of_recipe, "detected", lambda folder: named("8x40gb"))
+    gpus = [Gpu("NVIDIA A100-SXM4-40GB", 40960)] * 8
+    facts = Facts(gpus=gpus, nvlink="all", host_memory_gib=640.0)
+    monkeypatch.setattr(of_recipe, "gather", lambda folder: facts)
     assert main(["--config", RECIPE, "actor.fused_logprobs=false"]) == 1
     out = capsys.readouterr().out
     assert out.startswith("memory plan for 8 x A100 40 GB (nvlink), ")
