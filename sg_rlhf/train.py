@@ -65,7 +65,7 @@ examples:
   resume: the same command again, with the same --run-dir
   on a Ray cluster
     ray job submit --working-dir . -- \\
-        sg-rlhf train --config configs/kk/grpo_qwen2.5-3b-instruct.yaml
+        python -m sg_rlhf train --config configs/kk/grpo_qwen2.5-3b-instruct.yaml
 
 every OpenRLHF flag is a key: --actor.adam.lr 1e-6 is actor.adam.lr=1e-6 here
 """

@@ -216,7 +216,7 @@ class Submitted:
 
     Args:
         to: the cluster.
-        train: of ``python -m sg_rlhf.train``, without its name.
+        train: of ``sg-rlhf train``, without its name.
     """
 
     def __init__(self, to: Cluster, train: Sequence[str]) -> None:
@@ -225,7 +225,7 @@ class Submitted:
         variables = json.dumps({"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "300"}})
         command = [
             RAY, "job", "submit", "--address", to.dashboard, "--working-dir", str(ROOT),
-            "--runtime-env-json", variables, "--", "python", "-m", "sg_rlhf.train",
+            "--runtime-env-json", variables, "--", "python", "-m", "sg_rlhf", "train",
         ]  # fmt: skip
         self._process = subprocess.Popen(
             [*command, *train], cwd=ROOT, env=to.environment | {"PYTHONUNBUFFERED": "1"},
