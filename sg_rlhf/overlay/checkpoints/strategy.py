@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from argparse import Namespace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ class Strategy(DeepspeedStrategy):
         args: upstream's nested namespace.
     """
 
-    def __init__(self, args: Any) -> None:
+    def __init__(self, args: Namespace) -> None:
         super().__init__(
             seed=args.train.seed,
             full_determinism=args.train.full_determinism_enable,

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from sg_rlhf.overlay.rollout.async_buffer import BUFFER_KEY
-from sg_rlhf.overlay.rollout.generator import SGSamplesGenerator
+from sg_rlhf.overlay.rollout.generator import SamplesGenerator
 
 #: Key of the token counts in a checkpoint's client state; each is a metric ``progress/...``, too.
 TOKENS = "sg_tokens"
@@ -27,7 +27,7 @@ class ControllerState:
     """
 
     def __init__(
-        self, generator: SGSamplesGenerator, kl_controller: Any, metric_key: str | None = None
+        self, generator: SamplesGenerator, kl_controller: Any, metric_key: str | None = None
     ) -> None:
         self._generator, self._kl_controller = generator, kl_controller
         self.metric_key = metric_key or ""

@@ -7,9 +7,11 @@ The weights themselves go from the policy's ranks to the engines
 from __future__ import annotations
 
 import math
+from argparse import Namespace
 from typing import Any
 
 import ray
+from openrlhf.trainer.ray.launcher import RayActorGroup
 from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 
 from sg_rlhf.overlay.reporting.errors import SyncError
@@ -30,7 +32,7 @@ class EngineSync:
         version: of the policy's weights, in rollouts that were trained.
     """
 
-    def __init__(self, args: Any, policy: Any, handles: Any) -> None:
+    def __init__(self, args: Namespace, policy: RayActorGroup, handles: Any) -> None:
         self._args, self._policy = args, policy
         self._deadline = math.inf
         if handles:  # asked before any sync: a rank runs its calls in order

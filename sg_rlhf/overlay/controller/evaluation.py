@@ -7,14 +7,18 @@ that the reward function reports in ``extra_logs``, and the mean reward has its 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import Any
+
+from openrlhf.trainer.ppo_utils.experience import Experience
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from sg_rlhf.common.statistics import half_width
 from sg_rlhf.config import EvalSet
+from sg_rlhf.overlay.rollout.samples import Sampling
 
 #: Metrics that are logged for each of several sets, with ``pass{n}``.
 SUMMARIES = (
@@ -24,7 +28,7 @@ SUMMARIES = (
 
 
 def compute_eval_metrics(
-    eval_dataloader: Any, samples_list: list[Any], n_samples_per_prompt: int
+    eval_dataloader: StatefulDataLoader, samples_list: list[Experience], n_samples_per_prompt: int
 ) -> dict[str, float]:
     """Accuracy, pass@n, mean reward and length by data source, and over all prompts.
 
@@ -52,7 +56,7 @@ def compute_eval_metrics(
         for sources, prompts, _, _ in eval_dataloader
         for prompt, source in zip(prompts, sources, strict=True)
     }
-    groups: dict[str, list[list[Any]]] = defaultdict(list)
+    groups: dict[str, list[list[Experience]]] = defaultdict(list)
     for start in range(0, len(samples_list), n_samples_per_prompt):
         group = samples_list[start : start + n_samples_per_prompt]
         groups[source_of.get(group[0].prompts[0], "unknown")].append(group)
@@ -67,16 +71,15 @@ def compute_eval_metrics(
     return logs
 
 
-def sampling(eval_set: EvalSet) -> dict[str, Any]:
-    """The set's own settings, as upstream's generation takes them."""
-    settings: dict[str, Any] = {
-        "temperature": eval_set.temperature,
-        "n_samples_per_prompt": eval_set.n_samples_per_prompt,
-        "top_p": eval_set.top_p,
-    }
-    if eval_set.max_new_tokens is not None:
-        settings["max_new_tokens"] = eval_set.max_new_tokens
-    return settings
+def sampling_of(eval_set: EvalSet, rollouts: Sampling) -> Sampling:
+    """The set's settings; what it does not set is that of the rollouts."""
+    return dataclasses.replace(
+        rollouts,
+        n_samples_per_prompt=eval_set.n_samples_per_prompt,
+        temperature=eval_set.temperature,
+        top_p=eval_set.top_p,
+        max_new_tokens=eval_set.max_new_tokens or rollouts.max_new_tokens,
+    )
 
 
 def combine(by_set: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
@@ -113,7 +116,7 @@ def combine(by_set: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     return logs
 
 
-def _summary(groups: list[list[Any]], n: int) -> dict[str, float]:
+def _summary(groups: list[list[Experience]], n: int) -> dict[str, float]:
     samples = [sample for group in groups for sample in group]
     summary = {
         "num_prompts": float(len(groups)),

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from torchdata.stateful_dataloader import StatefulDataLoader
+from transformers import PreTrainedTokenizerBase
+
 from sg_rlhf.config import EvalSet
+from sg_rlhf.overlay.checkpoints.strategy import Strategy
 from sg_rlhf.overlay.controller import evaluation, prompt_dataset
 from sg_rlhf.overlay.controller.metric_log import MetricLog
 from sg_rlhf.overlay.reporting import activity
 from sg_rlhf.overlay.reporting.timing import PhaseTimer
-from sg_rlhf.overlay.rollout.generator import SGSamplesGenerator
+from sg_rlhf.overlay.rollout.generator import SamplesGenerator
+from sg_rlhf.overlay.rollout.samples import Sampling
 from sg_rlhf.run_dir import jsonl_log
 
 
-def read_prompts(strategy: Any, tokenizer: Any) -> tuple[list[tuple[EvalSet, Any]], Any]:
+def read_prompts(
+    strategy: Strategy, tokenizer: PreTrainedTokenizerBase
+) -> tuple[list[tuple[EvalSet, StatefulDataLoader]], StatefulDataLoader | None]:
     """The held-out prompts of a run.
 
     Args:
@@ -29,7 +38,7 @@ def read_prompts(strategy: Any, tokenizer: Any) -> tuple[list[tuple[EvalSet, Any
     """
     args = strategy.args
 
-    def loader(dataset: str, limit: int | None) -> Any:
+    def loader(dataset: str, limit: int | None) -> StatefulDataLoader:
         rows = prompt_dataset.read_prompts(dataset, None, strategy, dataset_split=args.eval.split)
         return prompt_dataset.loader(rows, limit, strategy, tokenizer)
 
@@ -47,30 +56,28 @@ class EvaluationLoop:
         sets: (settings, loader) of each of ``sg.eval_sets``.
         loader: of ``eval.dataset``, evaluated if there are no ``sets``; None for none.
         generator: of the run.
-        generate_kwargs: of the rollouts.
         clock: of the controller.
         log: of the run.
     """
 
     def __init__(
         self,
-        args: Any,
-        sets: list[tuple[EvalSet, Any]],
-        loader: Any,
-        generator: SGSamplesGenerator,
-        generate_kwargs: dict[str, Any],
+        args: Namespace,
+        sets: list[tuple[EvalSet, StatefulDataLoader]],
+        loader: StatefulDataLoader | None,
+        generator: SamplesGenerator,
         clock: PhaseTimer,
         log: MetricLog,
     ) -> None:
         self._args, self._sets, self._loader = args, sets, loader
-        self._generator, self._generate_kwargs = generator, generate_kwargs
+        self._generator = generator
         self._clock, self._log = clock, log
         self._latest_step: int | None = None
         #: Counts the engines that were replaced since the last call.
         self.pop_replacement_count: Callable[[], int] = lambda: 0
 
     @property
-    def loaders(self) -> list[Any]:
+    def loaders(self) -> list[StatefulDataLoader]:
         """Of the prompts of every set."""
         loaders = [loader for _, loader in self._sets] or [self._loader]
         return [loader for loader in loaders if loader is not None]
@@ -117,7 +124,8 @@ class EvaluationLoop:
                     "temperature": self._args.eval.temperature,
                     "n_samples_per_prompt": self._args.eval.n_samples_per_prompt,
                 }
-                metrics = self._evaluate(self._loader, "rollout", settings)
+                sampling = dataclasses.replace(self._generator.sampling, **settings)
+                metrics = self._evaluate(self._loader, "rollout", sampling)
             row = {
                 "global_step": global_step,
                 **settings,
@@ -134,13 +142,16 @@ class EvaluationLoop:
         return evaluation.combine(
             {
                 eval_set.name: self._evaluate(
-                    loader, f"eval/{eval_set.name}", evaluation.sampling(eval_set)
+                    loader,
+                    f"eval/{eval_set.name}",
+                    evaluation.sampling_of(eval_set, self._generator.sampling),
                 )
                 for eval_set, loader in self._sets
             }
         )
 
-    def _evaluate(self, loader: Any, namespace: str, settings: dict[str, Any]) -> dict[str, float]:
-        kwargs = {**self._generate_kwargs, **settings}
-        samples = self._generator.generate_eval_samples(loader, namespace, **kwargs)
-        return evaluation.compute_eval_metrics(loader, samples, kwargs["n_samples_per_prompt"])
+    def _evaluate(
+        self, loader: StatefulDataLoader, namespace: str, sampling: Sampling
+    ) -> dict[str, float]:
+        samples = self._generator.generate_eval_samples(loader, sampling, namespace)
+        return evaluation.compute_eval_metrics(loader, samples, sampling.n_samples_per_prompt)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ class MetricLog:
         run_dir: of the run; None writes no files.
     """
 
-    def __init__(self, args: Any, run_dir: Path | None) -> None:
+    def __init__(self, args: Namespace, run_dir: Path | None) -> None:
         self._args, self._run_dir = args, run_dir
         wandb = tensorboard = None
         if args.logger.wandb.key:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
+from openrlhf.trainer.ppo_utils.experience import Experience
 
 
-def rollout_stats(experiences: list[Any], n_samples_per_prompt: int) -> dict[str, float]:
+def rollout_stats(experiences: list[Experience], n_samples_per_prompt: int) -> dict[str, float]:
     """Mean and std of the rewards, response length, truncation, accuracy and groups without signal.
 
     Args:
@@ -38,7 +37,7 @@ def rollout_stats(experiences: list[Any], n_samples_per_prompt: int) -> dict[str
     return stats
 
 
-def frac_reward_zero_std(experiences: list[Any], n_samples_per_prompt: int) -> float:
+def frac_reward_zero_std(experiences: list[Experience], n_samples_per_prompt: int) -> float:
     """Share of the prompts whose responses all have the same reward.
 
     The experience maker gives these a ``group_reward_std`` of exactly 0.

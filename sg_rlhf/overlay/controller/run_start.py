@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from openrlhf.trainer.ray.launcher import RayActorGroup
+from ray.actor import ActorHandle
 
 from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.overlay.cluster import locations
@@ -46,7 +50,12 @@ def prepare_run_dir(
     write_plan(run_dir, plan, nodes, remarks)
 
 
-def processes(policy: Any, reference: Any, reward: Any, engines: list[Any]) -> dict[str, list[Any]]:
+def processes(
+    policy: RayActorGroup,
+    reference: RayActorGroup,
+    reward: RayActorGroup,
+    engines: list[ActorHandle],
+) -> dict[str, list[Any]]:
     """Ray actors of a run by role.
 
     Args:
@@ -82,7 +91,7 @@ def write_plan(
         print(remark)  # with sg.verbose no progress bar shows the plan
 
 
-def rate_remarks(args: Any, rates: tuple[float, float, float], steps: int) -> list[str]:
+def rate_remarks(args: Namespace, rates: tuple[float, float, float], steps: int) -> list[str]:
     """What the recipe's schedule does to a resumed run's learning rate; often nothing.
 
     Args:
@@ -106,7 +115,7 @@ def rate_remarks(args: Any, rates: tuple[float, float, float], steps: int) -> li
     return remarks
 
 
-def check_resumable(args: Any, states: dict[str, Any]) -> None:
+def check_resumable(args: Namespace, states: dict[str, Any]) -> None:
     """Refuse settings under which a checkpoint would not be continued exactly.
 
     Args:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import functools
 import itertools
+from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any
 
 import ray
 import torch
+from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.trainer.ray.launcher import RayActorGroup
+from transformers import PreTrainedTokenizerBase
 
 from sg_rlhf.overlay.weight_sync.log_prob_check import CHECKED_SEQUENCES, CheckBatch
 
@@ -29,14 +33,14 @@ class SampleLog:
             the first rollout.
     """
 
-    def __init__(self, args: Any, tokenizer: Any) -> None:
+    def __init__(self, args: Namespace, tokenizer: PreTrainedTokenizerBase) -> None:
         self._args, self._tokenizer = args, tokenizer
         self.rows: list[dict[str, Any]] = []
         self.check_batch: CheckBatch = []
         #: Of each row, the sample's index in the rollout.
         self._indices: list[int] = []
 
-    def collect(self, experiences: list[Any], version_runs: list[Any] | None) -> None:
+    def collect(self, experiences: list[Experience], version_runs: list[Any] | None) -> None:
         """Keep samples of a rollout.
 
         Args:
@@ -69,13 +73,13 @@ class SampleLog:
             check_batch.append((e.sequences[i][valid].tolist(), is_response.tolist()))
         self.check_batch = check_batch
 
-    def example(self, experiences: list[Any]) -> list[Any]:
+    def example(self, experiences: list[Experience]) -> list[Any]:
         """[text of prompt and response, reward] of one sample, for upstream's loggers."""
         first = experiences[0]
         text = self._tokenizer.decode(first.sequences[0], skip_special_tokens=True)
         return [text, first.info["reward"][0].item()]
 
-    def some_responses(self, experiences: list[Any]) -> list[str]:
+    def some_responses(self, experiences: list[Experience]) -> list[str]:
         """The model's text of up to :data:`DECODED` samples, without special tokens."""
         samples = [(e, i) for e in experiences for i in range(len(e.sequences))]
         return [
@@ -91,7 +95,7 @@ class SampleLog:
         tokenizer = getattr(self._tokenizer, "tokenizer", self._tokenizer)
         return max(tokenizer.get_vocab().values())
 
-    def frac_tokens_without_text(self, experiences: list[Any]) -> float:
+    def frac_tokens_without_text(self, experiences: list[Experience]) -> float:
         """Share of the sampled ids behind the tokenizer's last one, which decode to nothing.
 
         A model whose embedding is padded can sample such an id.
@@ -100,7 +104,7 @@ class SampleLog:
         tokens = sum(map(len, ids))
         return sum(int((i > self._last_id).sum()) for i in ids) / tokens if tokens else 0.0
 
-    def add_update_values(self, policy: Any) -> None:
+    def add_update_values(self, policy: RayActorGroup) -> None:
         """Add the values of each token that the update computed.
 
         Args:
@@ -187,7 +191,7 @@ def _rounded(values: list[float]) -> list[float]:
     return [round(value, 5) for value in values]
 
 
-def _evenly_spaced(samples: Sequence[Any], count: int) -> list[Any]:
+def _evenly_spaced(samples: Sequence[Experience], count: int) -> list[Any]:
     """Up to ``count`` samples at equal distances: neighbours answer the same prompt."""
     count = min(count, len(samples))
     return [samples[k * len(samples) // count] for k in range(count)]

@@ -11,12 +11,15 @@ from typing import Any
 
 import ray
 import transformers
+from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.kl_controller import AdaptiveKLController, FixedKLController
 from openrlhf.trainer.ray.launcher import RayActorGroup
 from openrlhf.utils import get_tokenizer
+from ray.actor import ActorHandle
 
 from sg_rlhf.algo.advantages import WITHIN_PROMPTS
 from sg_rlhf.config.derived.async_config import async_config
+from sg_rlhf.overlay.checkpoints.strategy import Strategy
 from sg_rlhf.overlay.controller import (
     evaluation_loop,
     mixed_scripts,
@@ -35,7 +38,7 @@ from sg_rlhf.overlay.reporting import activity, graceful_stop
 from sg_rlhf.overlay.reporting.errors import NonFiniteError, RunStopped, Terminated
 from sg_rlhf.overlay.reporting.timing import PhaseTimer
 from sg_rlhf.overlay.rollout import async_buffer, engine_monitor
-from sg_rlhf.overlay.rollout.generator import SGSamplesGenerator
+from sg_rlhf.overlay.rollout.generator import SamplesGenerator
 from sg_rlhf.overlay.settings import rollout_plan, worker_settings
 from sg_rlhf.overlay.settings.lookup import value_of
 from sg_rlhf.overlay.weight_sync import log_prob_check
@@ -58,11 +61,11 @@ class Controller:
 
     def __init__(
         self,
-        strategy: Any,
+        strategy: Strategy,
         policy: RayActorGroup,
         reference: RayActorGroup | None,
         reward: RayActorGroup | None,
-        engines: list[Any],
+        engines: list[ActorHandle],
     ) -> None:
         args = self.args = strategy.args
         self._run_dir = Path(args.sg.run_dir) if args.sg.run_dir else None
@@ -90,13 +93,7 @@ class Controller:
             if kl.target
             else FixedKLController(initial)
         )
-        self._sampling = {
-            "max_len": args.data.max_len,
-            "max_new_tokens": args.rollout.max_new_tokens,
-            "temperature": args.rollout.temperature,
-            "top_p": args.rollout.top_p,
-        }
-        self._generator = SGSamplesGenerator(strategy, self._prompts, None, tokenizer, engines)
+        self._generator = SamplesGenerator(args, self._prompts, tokenizer)
         self._experience_maker = SGExperienceMaker(
             policy, None, reward, reference, self._kl_controller, strategy, tokenizer
         )
@@ -106,7 +103,7 @@ class Controller:
         self._log = MetricLog(args, self._run_dir)
         self._sample_log = SampleLog(args, tokenizer)
         self._evaluation = evaluation_loop.EvaluationLoop(
-            args, *eval_prompts, self._generator, self._sampling, self._clock, self._log
+            args, *eval_prompts, self._generator, self._clock, self._log
         )
         self._state = ControllerState(
             self._generator, self._kl_controller, args.ckpt.best_metric_key
@@ -188,9 +185,7 @@ class Controller:
         if graceful_stop.stop_requested(self._run_dir):
             raise Terminated("before the first rollout")
         if self._async_config is not None:
-            self._buffer = self._generator.start_async(
-                self._async_config, states, self._engines, self._sampling
-            )
+            self._buffer = self._generator.start_async(self._async_config, states, self._engines)
         if resumed_at:
             self._sync_weights()
             if repeats_evaluation:
@@ -231,15 +226,14 @@ class Controller:
         for episode in range(first_episode, self.args.train.num_episodes):
             is_over = False
             while not is_over:
-                samples, pass_rate, drawn, is_over = self._generator.generate_samples(
-                    **self._sampling
-                )
-                consumed_prompts += drawn
-                if not samples:
+                rollout = self._generator.generate_samples()
+                consumed_prompts += rollout.prompts_drawn
+                is_over = rollout.is_epoch_over
+                if not rollout.samples:
                     continue
-                metrics, optimizer_steps = self.train_step(samples)
+                metrics, optimizer_steps = self.train_step(rollout.samples)
                 if self.args.algo.dynamic_filtering_enable:
-                    metrics["dynamic_filtering_pass_rate"] = pass_rate
+                    metrics["dynamic_filtering_pass_rate"] = rollout.pass_rate
                 client_states = {
                     "episode": episode,
                     "global_step": self._global_step,
@@ -259,7 +253,7 @@ class Controller:
 
     # -- one rollout step ----------------------------------------------------------------------
 
-    def train_step(self, samples: list[Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    def train_step(self, samples: list[Experience]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Score a rollout, update the policy on it and sync the weights.
 
         Args:
@@ -306,7 +300,7 @@ class Controller:
         metrics["engines/replaced"] = self._engines.pop_replacement_count()
         return metrics, optimizer_steps
 
-    def _submit_next_rollouts(self, samples: list[Any]) -> None:
+    def _submit_next_rollouts(self, samples: list[Experience]) -> None:
         """In an asynchronous run, let the engines generate while the ranks train on these."""
         if self._buffer is None or self._async_config is None:
             return
@@ -318,7 +312,9 @@ class Controller:
         )
         self._buffer.submit(self._global_step, self._global_step + 1)
 
-    def _log_rollout(self, samples: list[Any], experiences: list[Any]) -> dict[str, Any]:
+    def _log_rollout(
+        self, samples: list[Experience], experiences: list[Experience]
+    ) -> dict[str, Any]:
         """Keep samples for ``samples.jsonl``.
 
         Returns:
@@ -337,7 +333,7 @@ class Controller:
         )
         return stats | {"generated_samples": self._sample_log.example(experiences)}
 
-    def _send_to_ranks(self, experiences: list[Any]) -> None:
+    def _send_to_ranks(self, experiences: list[Experience]) -> None:
         ray.get(self._policy.async_run_method_batch(method_name="append", experience=experiences))
 
     def _update_policy(self) -> dict[str, Any]:

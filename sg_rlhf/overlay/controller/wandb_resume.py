@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import uuid
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ class WandbLogger(upstream.WandbLogger):
     rollouts grow with N squared.
     """
 
-    def __init__(self, args: Any) -> None:
+    def __init__(self, args: Namespace) -> None:
         """Start the run, offline if W&B's server does not answer or refuses the key."""
         for name, value in LIMITS.items():
             os.environ.setdefault(name, value)

@@ -8,6 +8,7 @@ import copy
 import io
 import os
 import re
+from argparse import Namespace
 from typing import Any
 
 from sg_rlhf.config import MODULE_KEYS, Config, ConfigError, local_path
@@ -101,7 +102,7 @@ def _validated(flat: dict[str, Any]) -> argparse.Namespace:
     return args
 
 
-def check_prompt_count(config: Config, args: Any) -> None:
+def check_prompt_count(config: Config, args: Namespace) -> None:
     """Refuse local prompts that do not fill one rollout.
 
     Raises:
@@ -112,7 +113,7 @@ def check_prompt_count(config: Config, args: Any) -> None:
     rollout_plan.check_prompts(rollout_plan.plan(prompts, args), args)
 
 
-def check_trackers(args: Any) -> None:
+def check_trackers(args: Namespace) -> None:
     """Refuse a tracker that is not installed, and a W&B key of a wrong form.
 
     Raises:
@@ -134,7 +135,7 @@ def check_trackers(args: Any) -> None:
         )
 
 
-def check_platform(args: Any) -> None:
+def check_platform(args: Namespace) -> None:
     """Refuse settings that cannot work on this machine.
 
     Without CUDA, packed samples get the only attention that works there.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,12 @@ from sg_rlhf.ray_session import cluster
 from sg_rlhf.sampling import vllm_settings
 
 
-def accelerators_needed(args: Any) -> int:
+def accelerators_needed(args: Namespace) -> int:
     """The number of GPUs in all placement groups of a run (logical GPUs without CUDA)."""
     return topology.gpus(value_of(args))
 
 
-def connect(args: Any, workers: fork_server.ForkServer | None = None) -> bool:
+def connect(args: Namespace, workers: fork_server.ForkServer | None = None) -> bool:
     """Join the cluster at ``RAY_ADDRESS`` (``ray job submit`` sets it), or start a local one.
 
     Args:
@@ -81,7 +82,7 @@ def connect(args: Any, workers: fork_server.ForkServer | None = None) -> bool:
     return False
 
 
-def reserve_placement(args: Any, local: bool) -> placement.Placement:
+def reserve_placement(args: Namespace, local: bool) -> placement.Placement:
     """Reserve the resources of the run; on a joined cluster, check the nodes as well.
 
     Args:
@@ -109,7 +110,7 @@ def reserve_placement(args: Any, local: bool) -> placement.Placement:
     return reserved
 
 
-def worker_variables(args: Any, on_cpu: bool) -> dict[str, str]:
+def worker_variables(args: Namespace, on_cpu: bool) -> dict[str, str]:
     """The environment variables of every worker of this run.
 
     Variables of the submitted job's own runtime environment are left out. They reach the workers

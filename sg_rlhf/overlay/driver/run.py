@@ -8,6 +8,7 @@ import importlib
 import os
 import signal
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -116,7 +117,7 @@ def train(
 
 
 @contextlib.contextmanager
-def redirect_output(args: Any) -> Iterator[None]:
+def redirect_output(args: Namespace) -> Iterator[None]:
     """Show a progress bar on the terminal; write all other output to ``logs/driver.log``.
 
     Compilers and Ray's own binaries write to the file descriptors, so those are redirected.
@@ -216,7 +217,7 @@ def main(
     return 0
 
 
-def _terminated(args: Any, when: str) -> int:
+def _terminated(args: Namespace, when: str) -> int:
     """Say that a signal ended the run; the exit status."""
     print(
         redact_text(f"terminated by {graceful_stop.signal_name()}, {when}{_resume_hint(args)}"),
@@ -230,13 +231,13 @@ def _lost_too(error: object) -> str:
     return f"before the rollout's end, as its other processes ended too ({as_typed(str(error))})"
 
 
-def _nothing_learned(args: Any) -> str | None:
+def _nothing_learned(args: Namespace) -> str | None:
     """The last line of a finished run whose rollouts had no signal."""
     file = Path(args.sg.run_dir or ".") / jsonl_log.METRICS
     return alerts.nothing_learned(jsonl_log.read(file)) if file.is_file() else None
 
 
-def _resume_hint(args: Any) -> str:
+def _resume_hint(args: Namespace) -> str:
     """The checkpoint that the same command resumes from, as the end of a message."""
     if not args.sg.run_dir:
         return ""

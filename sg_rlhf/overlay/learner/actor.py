@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from openrlhf.models import Actor
+from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ray.launcher import BaseModelActor
 from openrlhf.utils import get_tokenizer
 from openrlhf.utils.deepspeed.deepspeed_utils import (
@@ -14,7 +15,9 @@ from openrlhf.utils.deepspeed.deepspeed_utils import (
     reload_deepspeed_states,
 )
 from openrlhf.utils.distributed_util import torch_dist_barrier_and_cuda_sync
+from ray.actor import ActorHandle
 from torch.nn.utils.rnn import pad_sequence
+from torch.optim.lr_scheduler import LambdaLR
 
 from sg_rlhf.overlay.checkpoints import store
 from sg_rlhf.overlay.checkpoints.strategy import Strategy
@@ -28,11 +31,11 @@ from sg_rlhf.overlay.reporting import activity
 from sg_rlhf.overlay.rollout.async_buffer import BUFFER_KEY
 
 
-def resumed_rates(scheduler: Any) -> tuple[float, float, float]:
+def resumed_rates(scheduler: LambdaLR) -> tuple[float, float, float]:
     """The learning rates of a run that has loaded a checkpoint.
 
     Args:
-        scheduler: transformers' schedule, a ``LambdaLR``.
+        scheduler: transformers' schedule.
 
     Returns:
         The rate at the checkpoint, the rate of this run's schedule after the same number of steps,
@@ -43,13 +46,13 @@ def resumed_rates(scheduler: Any) -> tuple[float, float, float]:
     return float(scheduler.get_last_lr()[0]), float(rate), base
 
 
-class SGPolicyModelActor(OwnPort, BaseModelActor):
+class SGPolicyModelActor(OwnPort, BaseModelActor):  # type: ignore[misc]  # upstream has no types
     """One rank of the policy: model, optimizer, update, checkpoints and weight sync."""
 
     strategy: Strategy
 
     def init_model_from_pretrained(
-        self, strategy: Strategy, pretrain: str, max_steps: int, vllm_engines: list[Any]
+        self, strategy: Strategy, pretrain: str, max_steps: int, vllm_engines: list[ActorHandle]
     ) -> None:
         """Load the model into DeepSpeed, and a checkpoint if there is one.
 
@@ -170,7 +173,7 @@ class SGPolicyModelActor(OwnPort, BaseModelActor):
         self.actor.train()
         return log_probs_BT.to("cpu")
 
-    def append(self, experience: Any) -> None:
+    def append(self, experience: Experience) -> None:
         """Add a micro-batch to the samples of the next update."""
         self.trainer.replay_buffer.append(experience)
 

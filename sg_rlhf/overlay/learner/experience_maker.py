@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,7 +11,10 @@ import openrlhf.trainer.ppo_utils.experience_maker as upstream
 import ray
 import torch
 from openrlhf.models.utils import compute_reward, masked_mean
+from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
+from openrlhf.trainer.ray.launcher import RayActorGroup
+from ray import ObjectRef
 
 from sg_rlhf.algo.advantages import (
     COMPARING,
@@ -34,7 +38,7 @@ from sg_rlhf.overlay.learner import (
 from sg_rlhf.overlay.reporting.timing import PhaseTimer
 
 
-class SGExperienceMaker(upstream.RemoteExperienceMaker):
+class SGExperienceMaker(upstream.RemoteExperienceMaker):  # type: ignore[misc]
     """Turns a rollout's samples into experience: log-probs, KL, rewards, advantages.
 
     Attributes:
@@ -65,7 +69,7 @@ class SGExperienceMaker(upstream.RemoteExperienceMaker):
         )
         self._masks_nonfinite = self.args.sg.on_nonfinite == "skip"
 
-    def make_experience_batch(self, rollout_samples: list[Any]) -> list[Any]:
+    def make_experience_batch(self, rollout_samples: list[Experience]) -> list[Experience]:
         """Score a rollout and cut it into the micro-batches that the ranks train.
 
         Args:
@@ -90,10 +94,10 @@ class SGExperienceMaker(upstream.RemoteExperienceMaker):
                 experience.info[micro_batches.SAMPLE_INDEX] = torch.tensor(experience.index)
             return experiences
 
-    def split_rollout_samples(self, rollout_samples: list[Any]) -> list[Any]:
+    def split_rollout_samples(self, rollout_samples: list[Experience]) -> list[Experience]:
         """Cut a rollout into micro-batches for the forward passes, rank after rank."""
         if not micro_batches.balances_micro_batches(self.args):
-            split: list[Any] = super().split_rollout_samples(rollout_samples)
+            split: list[Experience] = super().split_rollout_samples(rollout_samples)
             return split
         for i, sample in enumerate(rollout_samples):
             sample.index = [i]
@@ -101,7 +105,7 @@ class SGExperienceMaker(upstream.RemoteExperienceMaker):
         return micro_batches.concat(rollout_samples, batches, self.tokenizer.pad_token_id)
 
     @torch.no_grad()
-    def make_experience(self, samples_list: list[Any]) -> list[Any]:
+    def make_experience(self, samples_list: list[Experience]) -> list[Experience]:
         """Run the models' forward passes and add log-probs, rewards and KL to the samples.
 
         The policy's pass is skipped if the update computes the old log-probs
@@ -122,9 +126,9 @@ class SGExperienceMaker(upstream.RemoteExperienceMaker):
             raise ValueError("reward_model_group is required when rewards are not precomputed")
         with_actor_or_ref = train.colocate_all or train.colocate_actor_ref
         inputs = micro_batches.forward_inputs(samples_list)
-        rewards: list[Any] | None = None
-        policy: list[Any] | None = None
-        reference: list[Any] | None = None
+        rewards: list[ObjectRef] | None = None
+        policy: list[ObjectRef] | None = None
+        reference: list[ObjectRef] | None = None
         if not has_rewards:
             rewards = self._start_pass(
                 "reward_model",
@@ -154,7 +158,9 @@ class SGExperienceMaker(upstream.RemoteExperienceMaker):
             self._add_log_probs(sample, log_probs_BT, reference_BT)
         return samples_list
 
-    def _start_pass(self, name: str, group: Any, wait: bool, **inputs: list[Any]) -> list[Any]:
+    def _start_pass(
+        self, name: str, group: RayActorGroup, wait: bool, **inputs: list[Any]
+    ) -> list[ObjectRef]:
         """Start a forward pass of a model on all its ranks.
 
         Args:
@@ -163,16 +169,20 @@ class SGExperienceMaker(upstream.RemoteExperienceMaker):
             wait: whether it shares GPUs with the next model, so that it must finish first.
         """
         with self.clock.section(name):
-            references: list[Any] = group.async_run_method_batch(method_name="forward", **inputs)
+            references: list[ObjectRef] = group.async_run_method_batch(
+                method_name="forward", **inputs
+            )
             if wait:
                 self._wait_and_free(references, group)
         return references
 
-    def _wait_and_free(self, references: list[Any], group: Any) -> None:
+    def _wait_and_free(self, references: list[ObjectRef], group: RayActorGroup) -> None:
         ray.get(references)
         ray.get(group.async_run_method(method_name="empty_cache"))
 
-    def _results(self, name: str, references: list[Any] | None, samples: list[Any]) -> list[Any]:
+    def _results(
+        self, name: str, references: list[ObjectRef] | None, samples: list[Experience]
+    ) -> list[torch.Tensor | None]:
         """Results of a pass per micro-batch, zero outside the response; Nones for no pass."""
         if references is None:
             return [None] * len(samples)
@@ -188,7 +198,10 @@ class SGExperienceMaker(upstream.RemoteExperienceMaker):
         ]
 
     def _add_log_probs(
-        self, sample: Any, log_probs_BT: torch.Tensor | None, reference_BT: torch.Tensor | None
+        self,
+        sample: Experience,
+        log_probs_BT: torch.Tensor | None,
+        reference_BT: torch.Tensor | None,
     ) -> None:
         """Add log-probs and the KL in the reward; zero if the KL is part of the loss."""
         kl_settings = self.args.algo.kl
@@ -222,7 +235,7 @@ class SGExperienceMaker(upstream.RemoteExperienceMaker):
             if values is not None:
                 nonfinite.check_log_probs(name, values, mask_BT, sample.prompts[0])
 
-    def compute_advantages_and_returns(self, experiences: list[Any]) -> list[Any]:
+    def compute_advantages_and_returns(self, experiences: list[Experience]) -> list[Experience]:
         """Upstream's advantages; with ``sg.advantage_std=population`` the paper's Eq. 4.
 
         Equal rewards give exactly 0 (:func:`with_equal_levelled`, :func:`level_equal`).
@@ -262,8 +275,8 @@ class SGExperienceMaker(upstream.RemoteExperienceMaker):
         return experiences
 
     def _advantages_of_nonempty(
-        self, experiences: list[Any], has_tokens: list[torch.Tensor]
-    ) -> list[Any]:
+        self, experiences: list[Experience], has_tokens: list[torch.Tensor]
+    ) -> list[Experience]:
         """Upstream's advantages, comparing each response only with those that have tokens.
 
         Args:
@@ -306,19 +319,23 @@ class SGExperienceMaker(upstream.RemoteExperienceMaker):
         return experiences
 
 
-def _indices(experiences: list[Any]) -> torch.Tensor:
+def _indices(experiences: list[Experience]) -> torch.Tensor:
     return torch.tensor(list(itertools.chain.from_iterable(e.index for e in experiences)))
 
 
-def _by_prompt(experiences: list[Any], values: Sequence[torch.Tensor], group: int) -> torch.Tensor:
+def _by_prompt(
+    experiences: list[Experience], values: Sequence[torch.Tensor], group: int
+) -> torch.Tensor:
     """Values [B] of each experience, in the order of the rollout: [P, G]."""
     return torch.cat(list(values))[_indices(experiences).argsort()].view(-1, group)
 
 
-def _by_experience(experiences: list[Any], values_PG: torch.Tensor) -> Sequence[torch.Tensor]:
+def _by_experience(
+    experiences: list[Experience], values_PG: torch.Tensor
+) -> Sequence[torch.Tensor]:
     """The reverse of :func:`_by_prompt`."""
     sizes = [len(e.index) for e in experiences]
-    return values_PG.flatten()[_indices(experiences)].split(sizes)
+    return torch.split(values_PG.flatten()[_indices(experiences)], sizes)
 
 
 def with_equal_levelled(apply_penalties: Callable[..., None]) -> Callable[..., None]:
@@ -331,7 +348,7 @@ def with_equal_levelled(apply_penalties: Callable[..., None]) -> Callable[..., N
         apply_penalties: upstream calls it right before it computes advantages.
     """
 
-    def apply(experiences: list[Any], args: Any) -> None:
+    def apply(experiences: list[Experience], args: Namespace) -> None:
         apply_penalties(experiences, args)
         settings, group = args.algo.advantage, args.rollout.n_samples_per_prompt
         # With gamma < 1 equal rewards give each position of a response another return.

@@ -10,9 +10,10 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from torch.distributed import ProcessGroup
 
 from sg_rlhf.common.text import listed
 from sg_rlhf.overlay.reporting.errors import NonFiniteError
@@ -23,8 +24,9 @@ _GROUP_NORMS = ("get_grad_norm_direct", "complete_grad_norm_calculation_for_cpu_
 #: Parameters named in a message; it counts the others.
 _MAX_NAMED = 3
 
+T = TypeVar("T")
 #: Gives a model's parameters by name.
-NamedParameters = Callable[[], Iterable[tuple[str, Any]]]
+NamedParameters = Callable[[], Iterable[tuple[str, torch.nn.Parameter]]]
 
 
 class GradientFaults:
@@ -64,7 +66,7 @@ class GradientFaults:
             f"optimizer step {step}: nothing was trained on it"
         )
 
-    def _norm(self, compute: Callable[..., Any], *group: Any) -> Any:
+    def _norm(self, compute: Callable[..., float], *group: Any) -> float:
         norm = compute(*group)
         if not float(norm) >= 0.0:
             self.record_nonfinite(*group)
@@ -102,7 +104,7 @@ def _is_finite(gradient: torch.Tensor | None) -> bool:
     return gradient is None or bool(torch.isfinite(gradient).all())
 
 
-def all_gather_objects(local: Any, group: Any = None) -> list[Any]:
+def all_gather_objects(local: T, group: ProcessGroup | None = None) -> list[T]:
     """One object of every rank, on every rank.
 
     Args:
@@ -112,6 +114,6 @@ def all_gather_objects(local: Any, group: Any = None) -> list[Any]:
     ranks = torch.distributed.get_world_size(group=group)
     if ranks == 1:
         return [local]
-    per_rank: list[Any] = [None] * ranks
+    per_rank = [local] * ranks
     torch.distributed.all_gather_object(per_rank, local, group=group)
     return per_rank

@@ -9,22 +9,23 @@
 from __future__ import annotations
 
 import resource
-from typing import Any
 
 import torch
+
+from sg_rlhf.overlay.checkpoints.strategy import Strategy
 
 GIB = 2**30
 
 
 def reset_peak() -> None:
     """Start a new peak, before an update."""
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.reset_peak_memory_stats()
 
 
 def current_usage() -> dict[str, float]:
     """The metrics of this rank."""
-    if not torch.cuda.is_initialized():
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return {"memory/peak_rss_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
     free, total = torch.cuda.mem_get_info()
     return {
@@ -33,7 +34,7 @@ def current_usage() -> dict[str, float]:
     }
 
 
-def max_over_ranks(strategy: Any) -> dict[str, float]:
+def max_over_ranks(strategy: Strategy) -> dict[str, float]:
     """The largest of all ranks; every rank must call it."""
     largest: dict[str, float] = strategy.all_reduce(current_usage(), op="max")
     return largest

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from sg_rlhf.algo.analysis.token_statistics import TokenStatistics
 
@@ -112,7 +113,7 @@ class UpdateLog:
         statistics: token statistics of all these steps and ranks.
     """
 
-    def __init__(self, group: Any) -> None:
+    def __init__(self, group: ProcessGroup | None) -> None:
         self._group = group
         self.rows: list[dict[str, Any]] = []
         self.statistics = TokenStatistics.zeros()
@@ -155,7 +156,7 @@ class UpdateLog:
         torch.distributed.all_reduce(largest, op=torch.distributed.ReduceOp.MAX, group=self._group)
         read = torch.cat([packed, largest, failed_M.double()]).cpu()
         parts = [statistics.sums.numel(), sums.numel(), largest.numel(), len(pending)]
-        statistic_sums, sums, largest, failed_M = read.split(parts)
+        statistic_sums, sums, largest, failed_M = torch.split(read, parts)
         self._micro_batches += len(pending)
         self._step_statistics += TokenStatistics(statistic_sums, statistics.weight_bounds, largest)
         ranks = torch.distributed.get_world_size(group=self._group)
@@ -213,7 +214,7 @@ class UpdateLog:
         return means | self._latest
 
 
-def _values(metrics: MicroBatchMetrics, device: Any) -> Tensor:
+def _values(metrics: MicroBatchMetrics, device: torch.device | int) -> Tensor:
     """float64: terms, weighted means and mismatch of a micro-batch; no wait for the device."""
     terms = [term * metrics.terms_per_step for term in metrics.terms.values()]
     weighted = []

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from argparse import Namespace
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any
@@ -22,6 +23,7 @@ from typing import Any
 from openrlhf.trainer.ppo_utils.experience import Experience
 
 from sg_rlhf.batching import balance as batching
+from sg_rlhf.overlay.checkpoints.strategy import Strategy
 from sg_rlhf.overlay.settings import rollout_plan, worker_settings
 from sg_rlhf.plan.shapes import ModelShape, shape_of
 from sg_rlhf.plan.time import sequence_flops
@@ -34,18 +36,18 @@ IS_LAST_OF_STEP = "sg_ends_step"
 SAMPLE_INDEX = "sg_place"
 
 
-def balances_micro_batches(args: Any) -> bool:
+def balances_micro_batches(args: Namespace) -> bool:
     """Whether samples go to micro-batches by length; upstream cuts dynamic ones by tokens."""
     return not args.train.dynamic_batch_enable
 
 
-def has_variable_size(args: Any) -> bool:
+def has_variable_size(args: Namespace) -> bool:
     """Whether a micro-batch of the update may have any number of samples."""
     ranks = rollout_plan.data_parallel_ranks(args)["actor"]
     return balances_micro_batches(args) and (ranks > 1 or _fills_on_one_rank(args))
 
 
-def _fills_on_one_rank(args: Any) -> bool:
+def _fills_on_one_rank(args: Namespace) -> bool:
     """Whether a single rank fills its micro-batches by tokens.
 
     Not with shared prompts, whose responses have to be neighbours, and not with padding.
@@ -53,7 +55,7 @@ def _fills_on_one_rank(args: Any) -> bool:
     return bool(args.ds.packing_samples) and not worker_settings.shares_prompts(args)
 
 
-def max_tokens(size: int, args: Any) -> int:
+def max_tokens(size: int, args: Namespace) -> int:
     """Tokens of a micro-batch: what the plan reserves for ``size`` samples of the longest length.
 
     Args:
@@ -63,7 +65,7 @@ def max_tokens(size: int, args: Any) -> int:
     return size * int(args.data.max_len)
 
 
-def prepare_strategy(strategy: Any) -> None:
+def prepare_strategy(strategy: Strategy) -> None:
     """Let DeepSpeed accumulate any number of micro-batches, where the update has them.
 
     Args:
@@ -72,7 +74,7 @@ def prepare_strategy(strategy: Any) -> None:
     strategy.use_dynamic_batch = strategy.use_dynamic_batch or has_variable_size(strategy.args)
 
 
-def scoring_micro_batches(samples: list[Any], args: Any) -> list[list[int]]:
+def scoring_micro_batches(samples: list[Experience], args: Namespace) -> list[list[int]]:
     """The micro-batches of the forward passes before the update.
 
     Args:
@@ -106,8 +108,8 @@ def scoring_micro_batches(samples: list[Any], args: Any) -> list[list[int]]:
 
 
 def training_micro_batches(
-    experiences: list[Any], args: Any, rollout: int, pad_token_id: int
-) -> list[Any]:
+    experiences: list[Experience], args: Namespace, rollout: int, pad_token_id: int
+) -> list[Experience]:
     """The same samples as the policy's ranks train them, with :data:`IS_LAST_OF_STEP`.
 
     Args:
@@ -152,7 +154,7 @@ def training_micro_batches(
     return micro_batches
 
 
-def _costs(lengths: Sequence[int], args: Any) -> list[float]:
+def _costs(lengths: Sequence[int], args: Namespace) -> list[float]:
     """FLOPs of the samples, or their tokens where the policy's shape is not known."""
     shape = _shape(args.actor.model_name_or_path)
     return [sequence_flops(shape, n) if shape else float(n) for n in lengths]
@@ -166,7 +168,7 @@ def _shape(model: str) -> ModelShape | None:
         return None
 
 
-def dp_idle_fraction(experiences: list[Any], args: Any) -> float:
+def dp_idle_fraction(experiences: list[Experience], args: Namespace) -> float:
     """Share of the ranks' time in the update in which they wait for each other, by tokens.
 
     Args:
@@ -181,13 +183,15 @@ def dp_idle_fraction(experiences: list[Any], args: Any) -> float:
     return batching.idle_fraction([tokens[i : i + count] for i in range(0, len(tokens), count)])
 
 
-def forward_inputs(micro_batches: Sequence[Any]) -> dict[str, list[Any]]:
+def forward_inputs(micro_batches: Sequence[Experience]) -> dict[str, list[Any]]:
     """Arguments of ``forward`` on the ranks of a model."""
     names = ("sequences", "action_mask", "attention_mask")
     return {name: [getattr(e, name) for e in micro_batches] for name in names}
 
 
-def concat(samples: list[Any], micro_batches: Iterable[list[int]], pad_token_id: int) -> list[Any]:
+def concat(
+    samples: list[Experience], micro_batches: Iterable[list[int]], pad_token_id: int
+) -> list[Experience]:
     """An experience per micro-batch.
 
     Args:
@@ -201,7 +205,7 @@ def concat(samples: list[Any], micro_batches: Iterable[list[int]], pad_token_id:
     ]
 
 
-def unbatch(experience: Any) -> list[Any]:
+def unbatch(experience: Experience) -> list[Experience]:
     """An experience's samples as experiences of one each, without their padding.
 
     Raises:

@@ -24,10 +24,10 @@ Each skipped step and each cause of masked samples is a row of ``nonfinite.jsonl
 from __future__ import annotations
 
 import itertools
+from argparse import Namespace
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
@@ -42,6 +42,7 @@ from sg_rlhf.run_dir import jsonl_log
 if TYPE_CHECKING:
     from sg_rlhf.overlay.learner.policy_loss import MicroBatchLoss
 
+T = TypeVar("T")
 #: In a rank's status: rows of ``nonfinite.jsonl``, and why the run stops.
 ROWS, STOP = "sg_nonfinite", "sg_stop"
 SKIPPED_STEPS, MASKED_SAMPLES = "nonfinite/skipped_steps", "nonfinite/samples"
@@ -215,7 +216,7 @@ class RankSkips:
     """
 
     def __init__(
-        self, args: SimpleNamespace, faults: gradient_check.GradientFaults, scheduler: LRScheduler
+        self, args: Namespace, faults: gradient_check.GradientFaults, scheduler: LRScheduler
     ) -> None:
         self._faults, self._scheduler = faults, scheduler
         self._group_size = args.rollout.n_samples_per_prompt
@@ -258,9 +259,9 @@ class RankSkips:
             failed = self._failed
             return gradient if failed is None else gradient.masked_fill(failed, torch.nan)
 
-        def watch(_head: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
+        def watch(_head: torch.nn.Module, inputs: tuple[Tensor, ...]) -> None:
             if torch.is_tensor(inputs[0]) and inputs[0].requires_grad:
-                inputs[0].register_hook(spoiled)
+                inputs[0].register_hook(spoiled)  # type: ignore[no-untyped-call]
 
         head = getattr(model, "get_output_embeddings", lambda: None)()
         if head is not None:
@@ -341,5 +342,5 @@ class RankSkips:
         return {ROWS: rows}
 
 
-def _joined(lists: Iterable[list[Any]]) -> list[Any]:
+def _joined(lists: Iterable[list[T]]) -> list[T]:
     return [item for items in lists for item in items]

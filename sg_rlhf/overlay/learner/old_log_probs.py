@@ -12,9 +12,12 @@ Upstream computes them for every sample before the update. Here
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from argparse import Namespace
+from typing import TYPE_CHECKING, Any
 
 import torch
+from openrlhf.models import Actor
+from openrlhf.trainer.ppo_utils.experience import Experience
 
 from sg_rlhf.algo.nonfinite import rows_not_finite
 from sg_rlhf.config.derived.log_probs import OldLogProbRule, old_log_prob_rule
@@ -22,11 +25,14 @@ from sg_rlhf.overlay.learner import nonfinite
 from sg_rlhf.overlay.learner.replay_buffer import batch_on_device, policy_forward
 from sg_rlhf.overlay.settings.lookup import value_of
 
+if TYPE_CHECKING:
+    from sg_rlhf.overlay.learner.update import SGActorPPOTrainer
+
 #: Parts of the names in a model's configuration that make its training pass random.
 _NOISE_KEYS = ("dropout", "pdrop", "jitter")
 
 
-def rule_of(args: Any) -> OldLogProbRule:
+def rule_of(args: Namespace) -> OldLogProbRule:
     """The rule for upstream's nested namespace with ``sg``."""
     return old_log_prob_rule(value_of(args))
 
@@ -38,7 +44,7 @@ class RankOldLogProbs:
         trainer: this rank's.
     """
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: SGActorPPOTrainer) -> None:
         self._trainer = trainer
 
     def compute_missing(self) -> bool:
@@ -66,13 +72,13 @@ class RankOldLogProbs:
         return bool(later)
 
     @torch.no_grad()
-    def _compute(self, items: list[Any]) -> None:
+    def _compute(self, items: list[Experience]) -> None:
         """The forward pass of one micro-batch, as upstream's before the update."""
         batch = batch_on_device(items, self._trainer.args)
-        _store_rows(items, policy_forward(self._trainer, batch))
+        _store_rows(items, policy_forward(self._trainer.actor, batch))
         self._check_or_mask(items)
 
-    def _check_or_mask(self, items: list[Any]) -> None:
+    def _check_or_mask(self, items: list[Experience]) -> None:
         skips = self._trainer.skips
         for item in items:
             prompt = item.prompts[0] if item.prompts else ""
@@ -81,7 +87,7 @@ class RankOldLogProbs:
             elif bool(rows_not_finite(item.action_log_probs[None], item.action_mask[None])):
                 skips.mask_sample(item)
 
-    def store(self, items: list[Any], log_probs_BT: torch.Tensor) -> None:
+    def store(self, items: list[Experience], log_probs_BT: torch.Tensor) -> None:
         """Store the old log-probs of the first optimizer step, for a second epoch.
 
         Args:
@@ -94,13 +100,13 @@ class RankOldLogProbs:
             self._check_or_mask(items)
 
 
-def _store_rows(items: list[Any], log_probs_BT: torch.Tensor) -> None:
+def _store_rows(items: list[Experience], log_probs_BT: torch.Tensor) -> None:
     """Store the rows of a [B, T] batch, padded on the right, in its B samples."""
     for item, log_probs in zip(items, log_probs_BT.cpu(), strict=True):
         item.action_log_probs = log_probs[: len(item.action_mask)].clone()
 
 
-def has_train_time_noise(actor: Any) -> bool:
+def has_train_time_noise(actor: Actor) -> bool:
     """Whether a training pass has dropout or the like, so that its log-probs are random."""
     dropouts = any(isinstance(m, torch.nn.Dropout) and m.p > 0 for m in actor.modules())
     model = getattr(actor.model, "module", actor.model)

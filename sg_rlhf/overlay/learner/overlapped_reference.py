@@ -8,20 +8,23 @@ micro-batches of the update.
 
 from __future__ import annotations
 
-from typing import Any
+from argparse import Namespace
 
 import ray
 import torch
+from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.trainer.ray.launcher import RayActorGroup
+from ray import ObjectRef
 
 from sg_rlhf.overlay.cpu import platform
 from sg_rlhf.overlay.learner import micro_batches, nonfinite, old_log_probs
 from sg_rlhf.overlay.settings import rollout_plan
 
 #: Ray references: per optimizer step, per policy rank, the log-probs of its micro-batches.
-PendingLogProbs = list[list[Any]]
+PendingLogProbs = list[list[ObjectRef]]
 
 
-def can_overlap(args: Any) -> bool:
+def can_overlap(args: Namespace) -> bool:
     """Whether a run may compute the reference's log-probs during the update.
 
     Nothing may read them earlier (the KL in the reward, masked samples), and each rank of the
@@ -43,7 +46,7 @@ def can_overlap(args: Any) -> bool:
     )
 
 
-def submit(group: Any, experiences: list[Any], args: Any) -> PendingLogProbs:
+def submit(group: RayActorGroup, experiences: list[Experience], args: Namespace) -> PendingLogProbs:
     """Start the reference's passes.
 
     Args:
@@ -71,7 +74,7 @@ class RankReference:
     """The reference log-probs of one policy rank's micro-batches."""
 
     def __init__(self) -> None:
-        self._pending: list[Any] = []
+        self._pending: list[ObjectRef] = []
         self._fetched: dict[int, list[torch.Tensor]] = {}
 
     def set_pending(self, results: PendingLogProbs) -> None:
@@ -79,7 +82,7 @@ class RankReference:
         rank = torch.distributed.get_rank()
         self._pending, self._fetched = [per_rank[rank] for per_rank in results], {}
 
-    def attach(self, experience: Any, step: int, index: int) -> None:
+    def attach(self, experience: Experience, step: int, index: int) -> None:
         """Add the log-probs to a micro-batch, if any are pending.
 
         Args:

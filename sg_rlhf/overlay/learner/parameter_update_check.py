@@ -51,7 +51,10 @@ class UpdateWatch:
         self._ran: set[int] = set()
         self._non_zero: dict[int, torch.Tensor] = {}
         self._has_grad: set[int] = set()
-        self._hooks = [p.register_hook(self._gradient_hook(i)) for p, i in index_of.items()]
+        self._hooks = [
+            p.register_hook(self._gradient_hook(i))  # type: ignore[no-untyped-call]
+            for p, i in index_of.items()
+        ]
         # The fused log-probs use the head's weight without its forward.
         head = getattr(model, "get_output_embeddings", lambda: None)()
         for module in model.modules():
@@ -150,7 +153,7 @@ def is_in_optimizer(parameter: Any, optimizer: Any) -> bool:
         # Behind the tensor's last number a partition is padding.
         size = position[2]
         start = size * torch.distributed.get_rank(parameter.ds_process_group)
-        return int(parameter.ds_numel) > start
+        return bool(parameter.ds_numel > start)
     if hasattr(parameter, "_hp_mapping"):  # ZeRO 1 and 2, and float32 copies of bf16
         return parameter._hp_mapping is not None
     return True

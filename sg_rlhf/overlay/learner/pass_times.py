@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import torch
 
+#: On the device, or in seconds on the host without CUDA.
+PointInTime = torch.cuda.Event | float
 
-def now() -> Any:
-    """A point in time on the device, or on the host without CUDA."""
-    if not torch.cuda.is_initialized():
+
+def now() -> PointInTime:
+    """The present."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return time.perf_counter()
-    event = torch.cuda.Event(enable_timing=True)
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
     return event
 
 
-def seconds(start: Any, end: Any) -> float:
+def seconds(start: PointInTime, end: PointInTime) -> float:
     """Seconds between two points; on CUDA ``end`` must be past, or the host waits for it."""
     if isinstance(start, float):
-        return float(end - start)
+        assert isinstance(end, float)
+        return end - start
+    assert not isinstance(end, float)
     end.synchronize()
     return float(start.elapsed_time(end)) / 1000

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from argparse import Namespace
 from dataclasses import dataclass
-from types import SimpleNamespace
 
 import torch
 from openrlhf.models.loss import PolicyLoss
@@ -158,7 +158,7 @@ class MicroBatchLoss:
     entropy_BT: Tensor | None
 
 
-def loss_settings(args: SimpleNamespace, upstream_loss: PolicyLoss) -> UpdateLossSettings:
+def loss_settings(args: Namespace, upstream_loss: PolicyLoss) -> UpdateLossSettings:
     """The settings of a run.
 
     Args:

@@ -13,17 +13,20 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from argparse import Namespace
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import torch
+from openrlhf.models import Actor
 from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_batch
 from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer
+from torch.distributed import ProcessGroup
 from torch.utils.data import DataLoader
 
 from sg_rlhf.algo.aggregation import aggregate
 from sg_rlhf.config.upstream_flags import PROMPT_MEAN
+from sg_rlhf.overlay.checkpoints.strategy import Strategy
 from sg_rlhf.overlay.learner import micro_batches
 
 #: [optimizer step][micro-batch][sample] -> index in the replay buffer.
@@ -101,7 +104,7 @@ class MicroBatch:
         return self.index == self.count - 1
 
 
-def batch_on_device(samples: list[Experience], args: SimpleNamespace) -> Experience:
+def batch_on_device(samples: list[Experience], args: Namespace) -> Experience:
     """Samples of a replay buffer as one experience on the rank's device.
 
     Args:
@@ -112,18 +115,18 @@ def batch_on_device(samples: list[Experience], args: SimpleNamespace) -> Experie
     return batch.to_device(torch.cuda.current_device())
 
 
-def policy_forward(trainer: Any, batch: Experience, **options: Any) -> Any:
+def policy_forward(actor: Actor, batch: Experience, **options: Any) -> Any:
     """The policy's forward pass over a batch.
 
     Args:
-        trainer: of this rank.
+        actor: the policy in DeepSpeed.
         batch: B samples, of :func:`batch_on_device`.
         options: of upstream's ``Actor.forward``.
 
     Returns:
         Log-probs [B, T] of the response tokens; (log-probs, output) with ``return_output``.
     """
-    return trainer.actor(
+    return actor(
         batch.sequences,
         batch.action_mask,
         attention_mask=batch.attention_mask,
@@ -131,7 +134,7 @@ def policy_forward(trainer: Any, batch: Experience, **options: Any) -> Any:
     )
 
 
-class BalancedBuffer(NaiveReplayBuffer):
+class BalancedBuffer(NaiveReplayBuffer):  # type: ignore[misc]  # upstream has no types
     """Upstream's replay buffer; trains each appended experience as one micro-batch.
 
     Attributes:
@@ -172,14 +175,14 @@ class UpdateBatching:
         accumulation: by how much DeepSpeed divides each loss.
     """
 
-    def __init__(self, strategy: Any) -> None:
+    def __init__(self, strategy: Strategy) -> None:
         args = strategy.args
         self._strategy = strategy
         self.cut_by_controller = micro_batches.has_variable_size(args)
         self.is_variable = self.cut_by_controller or bool(args.train.dynamic_batch_enable)
         self.accumulation = 1 if self.is_variable else strategy.accumulated_gradient
 
-    def steps(self, buffer: Any) -> Steps:
+    def steps(self, buffer: NaiveReplayBuffer) -> Steps:
         """The optimizer steps of an epoch in the order of the buffer; collective if dynamic."""
         if self.cut_by_controller:
             recorded: Steps = buffer.steps
@@ -194,7 +197,7 @@ class UpdateBatching:
         full = [list(range(i, i + size)) for i in range(0, len(buffer.items) - size + 1, size)]
         return [full[i : i + self.accumulation] for i in range(0, len(full), self.accumulation)]
 
-    def epoch(self, buffer: Any) -> list[MicroBatch]:
+    def epoch(self, buffer: NaiveReplayBuffer) -> list[MicroBatch]:
         """The micro-batches of one epoch in order; every data-parallel rank must call it.
 
         Args:
@@ -239,7 +242,7 @@ class UpdateBatching:
                 )
         return micro_batches
 
-    def _in_epoch_order(self, buffer: Any) -> Steps:
+    def _in_epoch_order(self, buffer: NaiveReplayBuffer) -> Steps:
         steps = self.steps(buffer)
         flat = list(itertools.chain.from_iterable(steps))
         # Upstream's update iterates over a DataLoader. It draws from torch's generator, for a seed
@@ -249,7 +252,7 @@ class UpdateBatching:
         return [list(itertools.islice(drawn, len(step))) for step in steps]
 
     @staticmethod
-    def _count(tokens_of: list[int], steps: Steps, group: Any) -> torch.Tensor:
+    def _count(tokens_of: list[int], steps: Steps, group: ProcessGroup) -> torch.Tensor:
         """Response tokens, samples with one, and samples of each optimizer step on all ranks.
 
         Returns:
@@ -269,7 +272,9 @@ class UpdateBatching:
         group = self._strategy.args.rollout.n_samples_per_prompt
         return int(item.info[micro_batches.SAMPLE_INDEX]) // int(group)
 
-    def _count_per_prompt(self, buffer: Any, steps: Steps, group: Any) -> torch.Tensor:
+    def _count_per_prompt(
+        self, buffer: NaiveReplayBuffer, steps: Steps, group: ProcessGroup
+    ) -> torch.Tensor:
         """Response tokens of each prompt of the rollout in each optimizer step on all ranks.
 
         Returns:

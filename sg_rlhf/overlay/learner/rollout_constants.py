@@ -6,8 +6,9 @@ the rollout is cut into micro-batches, optimizer steps and ranks.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
@@ -24,9 +25,12 @@ from sg_rlhf.overlay.learner.replay_buffer import (
     policy_forward,
 )
 
+if TYPE_CHECKING:
+    from sg_rlhf.overlay.learner.update import SGActorPPOTrainer
+
 
 def sum_over_rollout(
-    trainer: Any, value_of_sample: Callable[[Experience], torch.Tensor]
+    trainer: SGActorPPOTrainer, value_of_sample: Callable[[Experience], torch.Tensor]
 ) -> torch.Tensor:
     """Sum over the replay buffers of all data-parallel ranks; every rank must call it.
 
@@ -37,14 +41,14 @@ def sum_over_rollout(
     Returns:
         float64, on the rank's device.
     """
-    total: Any = sum(value_of_sample(item) for item in trainer.replay_buffer.items)
-    total = total.double().to(torch.cuda.current_device())
+    values = map(value_of_sample, trainer.replay_buffer.items)
+    total = functools.reduce(torch.add, values).double().to(torch.cuda.current_device())
     group = trainer.strategy.ds_device_mesh["dp"].get_group()
     torch.distributed.all_reduce(total, group=group)
-    return torch.as_tensor(total)
+    return total
 
 
-def mean_weight(trainer: Any, weighting: Weighting) -> float:
+def mean_weight(trainer: SGActorPPOTrainer, weighting: Weighting) -> float:
     """Mean token weight of the rollout under the policy that sampled it (``batch_mean``)."""
 
     def sum_and_count(item: Experience) -> torch.Tensor:
@@ -60,7 +64,7 @@ def mean_weight(trainer: Any, weighting: Weighting) -> float:
     return float(total[0] / total[1])
 
 
-def count_lopti_tokens(trainer: Any, name: str) -> int:
+def count_lopti_tokens(trainer: SGActorPPOTrainer, name: str) -> int:
     """Response tokens of the rollout that take part in a pass of ``sg.update=lopti``.
 
     Args:
@@ -71,13 +75,16 @@ def count_lopti_tokens(trainer: Any, name: str) -> int:
 
     def count(item: Experience) -> torch.Tensor:
         in_pass = lopti.in_pass(item.action_log_probs, threshold, name)
-        return (in_pass & item.action_mask.bool()).sum()
+        counted: torch.Tensor = in_pass & item.action_mask.bool()
+        return counted.sum()
 
     return int(sum_over_rollout(trainer, count))
 
 
 @torch.no_grad()
-def entropy_threshold(trainer: Any, weighting: TopEntropy, batches: Iterable[list[int]]) -> float:
+def entropy_threshold(
+    trainer: SGActorPPOTrainer, weighting: TopEntropy, batches: Iterable[list[int]]
+) -> float:
     """The entropy above which a token is in the share of tokens that ``weighting`` trains.
 
     Takes a forward pass over the rollout.
@@ -91,7 +98,7 @@ def entropy_threshold(trainer: Any, weighting: TopEntropy, batches: Iterable[lis
     for indices in batches:
         items = [trainer.replay_buffer.items[i] for i in indices]
         batch = batch_on_device(items, trainer.args)
-        _, output = policy_forward(trainer, batch, return_output=True, return_entropy=True)
+        _, output = policy_forward(trainer.actor, batch, return_output=True, return_entropy=True)
         entropy_BT = output.entropy[:, -batch.action_mask.shape[1] :]
         entropies.append(entropy_BT[batch.action_mask.bool()].float().cpu())
     group = trainer.strategy.ds_device_mesh["dp"].get_group()

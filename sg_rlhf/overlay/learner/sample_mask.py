@@ -31,7 +31,7 @@ _FIELDS = {
 }
 
 
-def mask_nonfinite(experiences: list[Any], group: int) -> list[dict[str, Any]]:
+def mask_nonfinite(experiences: list[Experience], group: int) -> list[dict[str, Any]]:
     """Mask the samples that are not finite, before advantages are computed.
 
     Args:
@@ -62,7 +62,7 @@ def mask_nonfinite(experiences: list[Any], group: int) -> list[dict[str, Any]]:
     return rows
 
 
-def _indices_not_finite(experience: Any, name: str) -> list[int]:
+def _indices_not_finite(experience: Experience, name: str) -> list[int]:
     values = getattr(experience, name)
     if values is None:
         return []
@@ -70,7 +70,7 @@ def _indices_not_finite(experience: Any, name: str) -> list[int]:
     return list(itertools.compress(experience.index, rows_not_finite(values, mask_BT).tolist()))
 
 
-def mask_samples(experience: Any, rows: torch.Tensor, mean_reward: float) -> None:
+def mask_samples(experience: Experience, rows: torch.Tensor, mean_reward: float) -> None:
     """Mask samples of an experience, and replace their non-finite values.
 
     Upstream multiplies values by the mask, and NaN times 0 is NaN.

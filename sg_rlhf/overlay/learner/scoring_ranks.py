@@ -7,9 +7,15 @@ import openrlhf.trainer.ray.launcher as upstream
 from sg_rlhf.overlay.cluster.free_port import OwnPort
 
 
-class SGReferenceModelActor(OwnPort, upstream.ReferenceModelActor.__ray_metadata__.modified_class):
+class SGReferenceModelActor(
+    OwnPort,
+    upstream.ReferenceModelActor.__ray_metadata__.modified_class,  # type: ignore[misc]
+):
     """Upstream's reference rank."""
 
 
-class SGRewardModelActor(OwnPort, upstream.RewardModelActor.__ray_metadata__.modified_class):
+class SGRewardModelActor(
+    OwnPort,
+    upstream.RewardModelActor.__ray_metadata__.modified_class,  # type: ignore[misc]
+):
     """Upstream's rank of the reward model."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import ray
 import torch
+from openrlhf.models import Actor
 from openrlhf.utils.distributed_util import (
     stateless_init_process_group,
     torch_dist_barrier_and_cuda_sync,
 )
+from ray.actor import ActorHandle
 
+from sg_rlhf.overlay.checkpoints.strategy import Strategy
 from sg_rlhf.overlay.cluster.free_port import free_port
 from sg_rlhf.overlay.cpu import gloo, platform
 from sg_rlhf.overlay.weight_sync import sender
@@ -26,7 +28,9 @@ class SyncTrainer:
         vllm_engines: the rollout engines; None for none.
     """
 
-    def __init__(self, strategy: Any, actor: Any, vllm_engines: list[Any] | None = None) -> None:
+    def __init__(
+        self, strategy: Strategy, actor: Actor, vllm_engines: list[ActorHandle] | None = None
+    ) -> None:
         self.strategy, self.args, self.actor = strategy, strategy.args, actor
         self.vllm_engines = vllm_engines
         train = self.args.train

@@ -23,13 +23,17 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from openrlhf.models import PolicyLoss
+from openrlhf.models import Actor, PolicyLoss
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer
+from ray.actor import ActorHandle
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from tqdm import tqdm
 
 from sg_rlhf.algo import lopti
 from sg_rlhf.algo.weightings.top_entropy import TopEntropy
+from sg_rlhf.overlay.checkpoints.strategy import Strategy
 from sg_rlhf.overlay.learner import (
     gradient_check,
     memory,
@@ -47,6 +51,7 @@ from sg_rlhf.overlay.learner.metrics import (
 )
 from sg_rlhf.overlay.learner.old_log_probs import RankOldLogProbs
 from sg_rlhf.overlay.learner.overlapped_reference import RankReference
+from sg_rlhf.overlay.learner.pass_times import PointInTime
 from sg_rlhf.overlay.learner.policy_loss import (
     MicroBatchLoss,
     PolicyOutput,
@@ -74,14 +79,14 @@ class SGActorPPOTrainer(SyncTrainer):
 
     def __init__(
         self,
-        strategy: Any,
-        actor: Any,
+        strategy: Strategy,
+        actor: Actor,
         *,
-        ema_model: Any,
-        actor_optim: Any,
-        actor_scheduler: Any,
+        ema_model: Actor | None,
+        actor_optim: Optimizer,
+        actor_scheduler: LRScheduler,
         micro_train_batch_size: int,
-        vllm_engines: list[Any] | None = None,
+        vllm_engines: list[ActorHandle] | None = None,
     ) -> None:
         super().__init__(strategy, actor, vllm_engines)
         args = strategy.args
@@ -118,7 +123,9 @@ class SGActorPPOTrainer(SyncTrainer):
         self.token_record = TokenRecord()
         self.reference = RankReference()
         self._seconds: defaultdict[str, float] = defaultdict(float)
-        self._passes: list[tuple[Any, Any, Any]] = []  # times of the optimizer step's passes
+        self._passes: list[
+            tuple[PointInTime, PointInTime, PointInTime]
+        ] = []  # times of the optimizer step's passes
         self.skips: nonfinite.RankSkips | None = None
         self._loss_check = nonfinite.LossCheck()
         self._faults = gradient_check.GradientFaults(self.actor_optim, self._named_parameters)
@@ -132,8 +139,9 @@ class SGActorPPOTrainer(SyncTrainer):
     def _new_log(self) -> UpdateLog:
         return UpdateLog(self.strategy.ds_device_mesh["dp"].get_group())
 
-    def _named_parameters(self) -> Iterable[tuple[str, Any]]:
-        return self.actor.model.module.named_parameters()
+    def _named_parameters(self) -> Iterable[tuple[str, torch.nn.Parameter]]:
+        model: torch.nn.Module = self.actor.model.module
+        return model.named_parameters()
 
     # ---- the update of one rollout
 
@@ -162,7 +170,7 @@ class SGActorPPOTrainer(SyncTrainer):
         self._prepare_rollout(kl_ctl)
         try:
             train = self._train_lopti if self.args.sg.update == "lopti" else self._train_epochs
-            status = train()
+            status: dict[str, Any] = dict(train())
         except nonfinite.TooManySkips as error:
             # Not raised: the controller writes the rows before it stops the run.
             status = {nonfinite.STOP: str(error)}
@@ -196,7 +204,7 @@ class SGActorPPOTrainer(SyncTrainer):
             threshold = rollout_constants.entropy_threshold(self, weighting, batches)
             self.constants = dataclasses.replace(self.constants, entropy_threshold=threshold)
 
-    def _train_epochs(self) -> dict[str, Any]:
+    def _train_epochs(self) -> dict[str, float]:
         """The epochs over the replay buffer; returns means over micro-batches and ranks."""
         for epoch in range(self.max_epochs):
             progress = tqdm(
@@ -210,7 +218,7 @@ class SGActorPPOTrainer(SyncTrainer):
                     progress.set_postfix(self._log.progress())
         return self._log.pop_means()
 
-    def _train_lopti(self) -> dict[str, Any]:
+    def _train_lopti(self) -> dict[str, float]:
         """Low-probability tokens first, then the others; omits a pass without a token."""
         constants, statuses = self.constants, []
         for name in lopti.PASSES:
@@ -246,7 +254,7 @@ class SGActorPPOTrainer(SyncTrainer):
         started = time.perf_counter()
         self.reference.attach(experience, micro_batch.step, micro_batch.index)
         self._seconds["update_reference_log_probs"] += time.perf_counter() - started
-        started = pass_times.now()
+        forward_started = pass_times.now()
         needs_old = experience.action_log_probs is None
         output = self._loss(experience, micro_batch)
         loss_done = pass_times.now()
@@ -262,7 +270,7 @@ class SGActorPPOTrainer(SyncTrainer):
                 entropies=output.entropy_BT,
             )
         self.strategy.backward(loss, self.actor, self.actor_optim)
-        self._passes.append((started, loss_done, pass_times.now()))
+        self._passes.append((forward_started, loss_done, pass_times.now()))
         self._log.add(self._metrics(experience, micro_batch, output, failed))
         if micro_batch.is_last:
             self._check_step()
@@ -284,7 +292,7 @@ class SGActorPPOTrainer(SyncTrainer):
         settings = self.loss_settings
         batch = loss_batch(experience, settings.weighting, micro_batch.denominators)
         log_probs_BT, output = policy_forward(
-            self, experience, return_output=True, return_entropy=settings.needs_entropy
+            self.actor, experience, return_output=True, return_entropy=settings.needs_entropy
         )
         entropy_BT = None
         if settings.needs_entropy:

@@ -5,7 +5,7 @@ In each engine's Ray actor: ``engine`` (extends upstream's ``RolloutRayActor``),
 
 In the controller:
 
-- ``generator`` (extends upstream's ``SamplesGenerator``) turns prompts into experience;
+- ``generator`` turns prompts into experience, ``samples`` has the types;
 - ``dispatch`` sends requests, and repeats those of a lost engine;
 - ``engine_pool`` restarts lost engines, ``engine_monitor`` finds engines that do not answer;
 - ``async_buffer`` keeps the samples of an asynchronous run until the update takes them.

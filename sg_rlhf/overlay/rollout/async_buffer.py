@@ -23,9 +23,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from openrlhf.trainer.ppo_utils.experience import Experience
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from sg_rlhf.config.derived.async_config import AsyncConfig
 from sg_rlhf.overlay.reporting.errors import RunStopped
+from sg_rlhf.overlay.rollout.samples import PromptRow, RolloutSamples
 from sg_rlhf.run_dir.weight_versions import oldest_version
 
 #: Key of the buffer's state in a checkpoint's client state.
@@ -49,8 +51,8 @@ class PromptBatch:
     """
 
     number: int
-    prompts: list[Any]
-    completed: dict[int, list[Any]] = field(default_factory=dict)
+    prompts: list[PromptRow]
+    completed: dict[int, list[Experience]] = field(default_factory=dict)
     is_epoch_end: bool = False
     is_finished: bool = False
     n_completed: int = 0
@@ -67,7 +69,7 @@ class PromptBatch:
 
 #: Called with a prompt's index and samples ([] if it was filtered); returns the prompts to submit
 #: instead.
-OnPromptDone = Callable[[int, list[Any]], list[Any]]
+OnPromptDone = Callable[[int, list[Experience]], list[PromptRow]]
 #: Generates the responses of a batch.
 SampleFn = Callable[[PromptBatch, OnPromptDone], None]
 
@@ -87,7 +89,7 @@ class AsyncRolloutBuffer:
     def __init__(
         self,
         config: AsyncConfig,
-        loader: Any,
+        loader: StatefulDataLoader,
         epochs: int,
         sample: SampleFn,
         trainer_lock: threading.Condition | None = None,
@@ -98,7 +100,7 @@ class AsyncRolloutBuffer:
         self._changed = threading.Condition()
         self._batches: list[PromptBatch] = []
         self._next = 0
-        self._rows: Iterator[Any] | None = None
+        self._rows: Iterator[PromptRow] | None = None
         self._failure: BaseException | None = None
         self._restored: dict[str, Any] | None = None
         self._dropped = self._drawn = 0
@@ -190,7 +192,9 @@ class AsyncRolloutBuffer:
             batch.is_finished = True
             self._changed.notify_all()
 
-    def _on_prompt_done(self, batch: PromptBatch, index: int, samples: list[Any]) -> list[Any]:
+    def _on_prompt_done(
+        self, batch: PromptBatch, index: int, samples: list[Experience]
+    ) -> list[PromptRow]:
         """Store a prompt's samples; for a filtered prompt ([]) return a replacement."""
         with self._changed:
             batch.completed[index] = samples
@@ -221,11 +225,11 @@ class AsyncRolloutBuffer:
 
     # -- taking --------------------------------------------------------------------------------
 
-    def pop_batch(self, version: int) -> tuple[list[Any], float | None, int, bool]:
+    def pop_batch(self, version: int) -> RolloutSamples:
         """Wait for the samples of rollout ``version`` and remove them from the buffer.
 
         Returns:
-            As :meth:`sg_rlhf.overlay.rollout.generator.SGSamplesGenerator.generate_samples`.
+            The samples in the order of the prompts; none at the end of an epoch.
         """
         with self._changed:
             self._resume_from_state()
@@ -238,9 +242,7 @@ class AsyncRolloutBuffer:
                     return self._take(ready, version)
                 self._changed.wait(1.0)
 
-    def _take(
-        self, taken: list[tuple[PromptBatch, int]], version: int
-    ) -> tuple[list[Any], float | None, int, bool]:
+    def _take(self, taken: list[tuple[PromptBatch, int]], version: int) -> RolloutSamples:
         samples = [s for batch, index in taken for s in batch.completed[index]]
         for batch, index in taken:
             batch.completed[index] = []
@@ -262,7 +264,7 @@ class AsyncRolloutBuffer:
                 self._next = version
         else:
             self._discard_finished()
-        return samples, pass_rate, drawn, not taken
+        return RolloutSamples(samples, pass_rate, drawn, is_epoch_over=not taken)
 
     def _discard_finished(self) -> None:
         """Remove finished batches. The last one of an epoch stays: it marks the end."""
@@ -385,18 +387,18 @@ class AsyncRolloutBuffer:
             self._start(batch)
 
 
-def _to_dict(sample: Any) -> dict[str, Any]:
+def _to_dict(sample: Experience) -> dict[str, Any]:
     values = {f.name: getattr(sample, f.name) for f in dataclasses.fields(sample)}
     return values | {"weight_runs": sample.weight_runs}
 
 
-def _to_experience(values: dict[str, Any]) -> Any:
+def _to_experience(values: dict[str, Any]) -> Experience:
     runs = values["weight_runs"]
-    sample: Any = Experience(**{k: v for k, v in values.items() if k != "weight_runs"})
+    sample = Experience(**{k: v for k, v in values.items() if k != "weight_runs"})
     sample.weight_runs = runs
     return sample
 
 
-def version_runs_and_lengths(samples: Iterable[Any]) -> list[tuple[Any, int]]:
+def version_runs_and_lengths(samples: Iterable[Experience]) -> list[tuple[list[list[int]], int]]:
     """(version runs, tokens) per sample, for :func:`sg_rlhf.run_dir.weight_versions.staleness`."""
     return [(s.weight_runs or [[0, 0]], int(s.action_mask.sum())) for s in samples]

@@ -10,13 +10,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Generic, TypeVar
 
-#: Adds a request to the engine, and returns where its output will be.
-AddRequest = Callable[[], Awaitable[Any]]
+from sg_rlhf.sampling.request_seeds import SeedKey
+
+#: Of a response: its prompt's seed, and its index among the prompt's responses.
+RequestKey = tuple[SeedKey, int]
+T = TypeVar("T")
 
 
-class BatchBarrier:
+class BatchBarrier(Generic[T]):
     """Holds the requests of a batch until all have arrived, then adds them in the order of keys.
 
     Args:
@@ -33,14 +36,14 @@ class BatchBarrier:
     ) -> None:
         self._missing = parties
         self._pause, self._resume = pause, resume
-        self._waiting: dict[Any, tuple[AddRequest, asyncio.Future[Any]]] = {}
+        self._waiting: dict[RequestKey, tuple[Callable[[], Awaitable[T]], asyncio.Future[T]]] = {}
         self._opening: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
         self._complete = asyncio.Event()
         if not parties:
             self._complete.set()
 
-    async def arrive(self, key: Any, add: AddRequest) -> Any:
+    async def arrive(self, key: RequestKey, add: Callable[[], Awaitable[T]]) -> T:
         """Wait for the batch, add the request and return what ``add`` returns.
 
         Args:
@@ -51,7 +54,7 @@ class BatchBarrier:
         """
         if self._failure is not None:
             raise self._failure
-        result: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._waiting[key] = (add, result)
         if self._opening is None:
             self._opening = asyncio.create_task(self._open())
@@ -85,7 +88,7 @@ class BatchBarrier:
                 raise
 
 
-async def _add_request(add: AddRequest, result: asyncio.Future[Any]) -> None:
+async def _add_request(add: Callable[[], Awaitable[T]], result: asyncio.Future[T]) -> None:
     try:
         added = await add()
     except Exception as error:

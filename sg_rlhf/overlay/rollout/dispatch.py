@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import ray
+from ray import ObjectRef
 
 from sg_rlhf.overlay.rollout.engine_pool import EnginePool, is_engine_failure
+from sg_rlhf.overlay.rollout.samples import Response
 from sg_rlhf.sampling.request_seeds import SeedKey
 
 
@@ -76,7 +78,7 @@ class RolloutDispatcher:
         self._as_one_batch = as_one_batch
         self._numbers = itertools.count() if numbers is None else numbers
         self._requests: list[_Request] = []
-        self._pending: dict[Any, _Request] = {}
+        self._pending: dict[ObjectRef, _Request] = {}
 
     def submit(self, prompts: Iterable[dict[str, Any]], num_samples: int) -> None:
         """Send prompts, each to the engine with the fewest pending responses.
@@ -112,7 +114,7 @@ class RolloutDispatcher:
         )
         self._pending[reference] = request
 
-    def completions(self) -> Iterator[tuple[int, list[Any]]]:
+    def completions(self) -> Iterator[tuple[int, list[Response]]]:
         """Yield each prompt's number and responses, in the order of completion.
 
         Raises:

@@ -12,16 +12,18 @@ import functools
 import math
 import uuid
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import openrlhf.trainer.ray.vllm_engine as upstream
 import psutil
 import ray
 import vllm
-from openrlhf.utils.agent import SingleTurnAgentExecutor
+from openrlhf.utils.agent import AgentExecutorBase, SingleTurnAgentExecutor
 from packaging import version
-from vllm import SamplingParams, TokensPrompt
+from transformers import PreTrainedTokenizerBase
+from vllm import RequestOutput, SamplingParams, TokensPrompt
 from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.output_processor import RequestOutputCollector
 
 from sg_rlhf.common.text import truncate
 from sg_rlhf.overlay.cpu import platform
@@ -34,6 +36,7 @@ from sg_rlhf.overlay.rollout.dispatch import RequestTag
 from sg_rlhf.overlay.rollout.engine_pool import DEAD_CORE, EngineInstance
 from sg_rlhf.overlay.rollout.environment_agent import load_agent
 from sg_rlhf.overlay.rollout.executors import StrictSingleTurnExecutor, check_agent_rewards
+from sg_rlhf.overlay.rollout.samples import Response
 from sg_rlhf.overlay.settings import worker_settings
 from sg_rlhf.run_dir.weight_versions import append_version
 from sg_rlhf.sampling import vllm_settings
@@ -47,6 +50,8 @@ MAX_SHOWN_CHARACTERS = 600
 DEAD_CORE_SECONDS = 0.5
 #: Restarts of an engine's process by Ray. A run may allow fewer (``sg.engine_restarts``).
 MAX_RESTARTS = 3
+
+Barrier = BatchBarrier[RequestOutputCollector]
 
 
 @dataclass
@@ -64,7 +69,7 @@ class _Response:
 
     seed_key: SeedKey
     number: int
-    barrier: BatchBarrier | None
+    barrier: Barrier | None
     turn: int = 0
     generated_tokens: int = 0
     version_runs: list[list[int]] = field(default_factory=list)
@@ -75,7 +80,7 @@ _response: contextvars.ContextVar[_Response | None] = contextvars.ContextVar(
 )
 
 
-def executor_of(agent_func_path: str | None, remote_rm_url: str | None) -> Any:
+def executor_of(agent_func_path: str | None, remote_rm_url: str | None) -> AgentExecutorBase:
     """What turns a prompt into a response with its reward.
 
     Args:
@@ -90,10 +95,10 @@ def executor_of(agent_func_path: str | None, remote_rm_url: str | None) -> Any:
     return upstream._load_agent_executor(agent_func_path)
 
 
-class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
+class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):  # type: ignore[misc]  # upstream has no types
     """Upstream's engine actor. Without CUDA it uses the settings of vLLM's CPU worker."""
 
-    executor: Any
+    executor: AgentExecutorBase
     _mm_pad_token_ids = None  # upstream's, of images
 
     async def __init__(  # type: ignore[misc]  # Ray awaits it, as upstream's is
@@ -138,7 +143,7 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
         self._instance_id = uuid.uuid4().hex
         # Elsewhere results vary with more than the batch composition.
         self._deterministic = platform.is_cpu() or full_determinism
-        self._barrier: tuple[str, BatchBarrier] | None = None
+        self._barrier: tuple[str, Barrier] | None = None
         self._core_watch = asyncio.create_task(self._fail_pending_calls())
         try:
             with activity.phase(activity.ENGINE, "starting vLLM and loading the model"):
@@ -176,13 +181,13 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
         self,
         prompt: str,
         label: str,
-        sampling_params: Any,
+        sampling_params: SamplingParams,
         *args: Any,
-        hf_tokenizer: Any,
+        hf_tokenizer: PreTrainedTokenizerBase,
         num_samples: int = 1,
         tag: RequestTag | None = None,
         **kwargs: Any,
-    ) -> Any:
+    ) -> list[Response]:
         """Generate and score the responses to one prompt.
 
         A response ends with the turn of the prompt's chat format.
@@ -219,14 +224,14 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
         if ends:
             sampling_params.stop_token_ids = [*(sampling_params.stop_token_ids or []), *ends]
 
-        async def respond(number: int) -> Any:
+        async def respond(number: int) -> Response:
             response = None if tag is None else _Response(tag.seed_key, number, barrier)
             _response.set(response)  # of this task only
             try:
                 (output,) = await generate_one(prompt, label, sampling_params, *args, **kwargs)
                 if response is not None:
                     output["weight_versions"] = response.version_runs
-                return output
+                return cast(Response, output)
             finally:
                 if response is not None and response.barrier is not None and not response.turn:
                     response.barrier.skip()
@@ -239,18 +244,21 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
             self._check_reward(output, hf_tokenizer)
         return outputs
 
-    def _barrier_for(self, tag: RequestTag | None) -> BatchBarrier | None:
+    def _barrier_for(self, tag: RequestTag | None) -> Barrier | None:
         if tag is None or tag.batch is None or not self._deterministic:
             return None
         if self._barrier is None or self._barrier[0] != tag.batch:
             pause = functools.partial(self.llm.pause_generation, mode="keep", clear_cache=False)
-            barrier = BatchBarrier(tag.batch_size, pause, self.llm.resume_generation)
+            barrier: Barrier = BatchBarrier(tag.batch_size, pause, self.llm.resume_generation)
             self._barrier = (tag.batch, barrier)
         return self._barrier[1]
 
     async def generate(
-        self, prompt_token_ids: list[int], sampling_params: Any, multi_modal_data: Any = None
-    ) -> Any:
+        self,
+        prompt_token_ids: list[int],
+        sampling_params: SamplingParams,
+        multi_modal_data: Any = None,
+    ) -> RequestOutput:
         """Upstream's vLLM request, with the seed of the current response.
 
         The first requests of a batch start together (:mod:`.batch_barrier`).
@@ -284,10 +292,10 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
     async def _sample(
         self,
         prompt_token_ids: list[int],
-        sampling_params: Any,
+        sampling_params: SamplingParams,
         response: _Response,
-        barrier: BatchBarrier | None,
-    ) -> Any:
+        barrier: Barrier | None,
+    ) -> RequestOutput:
         add = functools.partial(
             self.llm.add_request,
             uuid.uuid4().hex,
@@ -318,7 +326,7 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
         group = ray.util.get_current_placement_group()
         return EngineInstance(self._instance_id, node, processes, group and group.id.hex())
 
-    def _check_reward(self, output: dict[str, Any], tokenizer: Any) -> None:
+    def _check_reward(self, output: Response, tokenizer: PreTrainedTokenizerBase) -> None:
         """Convert a response's reward, score and logs to floats.
 
         Raises:
@@ -341,19 +349,17 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class):
             f"the sample ends: {text[-MAX_SHOWN_CHARACTERS:]!r}"
         )
 
-    def _convert_numbers(self, output: dict[str, Any]) -> None:
+    def _convert_numbers(self, output: Response) -> None:
         reward, score = output.get("reward"), output.get("scores")
         if reward is None and not self._expects_reward:
             return  # from a reward model, later
-        output["reward"] = reward_values.number_of("rewards", reward)
+        reward = output["reward"] = reward_values.number_of("rewards", reward)
         output["scores"] = None if score is None else reward_values.number_of("scores", score)
         output["extra_logs"] = reward_values.logs_of(output.get("extra_logs"))
-        if math.isfinite(output["reward"]):
+        if math.isfinite(reward):
             return
         if not worker_settings.current().skip_nonfinite:
-            raise reward_values.RewardValueError(
-                f"`rewards` is {output['reward']}, expected a finite number"
-            )
+            raise reward_values.RewardValueError(f"`rewards` is {reward}, expected a finite number")
         # The update skips its group. A non-finite score would pass dynamic filtering.
         output["scores"] = 0.0
 

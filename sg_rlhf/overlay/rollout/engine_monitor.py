@@ -18,9 +18,10 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import ray
+from ray import ObjectRef
+from ray.actor import ActorHandle
 
 from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.overlay.reporting import error_report
@@ -44,7 +45,7 @@ FILE = Path("logs") / "lost_engine.txt"
 
 
 def wait_for_start(
-    handles: Sequence[Any], seconds: float, stopped: threading.Event | None = None
+    handles: Sequence[ActorHandle], seconds: float, stopped: threading.Event | None = None
 ) -> None:
     """Return when every engine has answered, or soon after ``stopped`` is set.
 
@@ -91,8 +92,8 @@ class StartMonitor:
 
     def __init__(
         self,
-        handles: Sequence[Any],
-        ranks: Sequence[Any],
+        handles: Sequence[ActorHandle],
+        ranks: Sequence[ActorHandle],
         run_dir: Path | None,
         timeout: float,
     ) -> None:
@@ -179,7 +180,7 @@ def _monitor_forever(
 def _monitor(engines: EnginePool, seconds: float, run_dir: Path, stopped: threading.Event) -> None:
     #: When each engine's silence is too long.
     deadlines = dict.fromkeys(range(len(engines.handles)), time.monotonic() + seconds)
-    pings: dict[int, Any] = {}
+    pings: dict[int, ObjectRef] = {}
     killed: set[int] = set()
     dead: set[int] = set()
     while not stopped.wait(min(PING_INTERVAL, seconds / 4)):

@@ -19,10 +19,11 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import psutil
 import ray
+from ray.actor import ActorHandle
 from ray.util.placement_group import placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -60,7 +61,7 @@ class EngineInstance(NamedTuple):
     group: str | None = None
 
 
-@ray.remote(num_cpus=0, max_retries=0)
+@ray.remote(num_cpus=0, max_retries=0)  # type: ignore[untyped-decorator]  # Ray has no types
 def _kill_processes(processes: Sequence[tuple[int, float]]) -> None:
     for pid, started in processes:
         with contextlib.suppress(psutil.Error):
@@ -87,7 +88,7 @@ class EnginePool:
     """
 
     def __init__(
-        self, handles: Sequence[Any], max_restarts: int, rejoin: Callable[[], None]
+        self, handles: Sequence[ActorHandle], max_restarts: int, rejoin: Callable[[], None]
     ) -> None:
         self.handles = handles
         references = [handle.instance.remote() for handle in handles]
@@ -211,7 +212,7 @@ class EnginePool:
         )
 
 
-def core_error(handle: Any) -> str:
+def core_error(handle: ActorHandle) -> str:
     """What the core of an engine died of; empty if the engine does not know, or is gone, too."""
     with contextlib.suppress(ray.exceptions.RayError):
         return str(ray.get(handle.core_error.remote(), timeout=CORE_ERROR_TIMEOUT))

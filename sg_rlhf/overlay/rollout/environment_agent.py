@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import Any
+from typing import Protocol
 
 from openrlhf.utils.agent import AgentExecutorBase
+from transformers import PreTrainedTokenizerBase
+from vllm import RequestOutput, SamplingParams
 
 from sg_rlhf.overlay.reporting.activity import ENGINE, show_message
 from sg_rlhf.overlay.reporting.errors import EnvironmentDown, RewardError
+from sg_rlhf.overlay.rollout.samples import Response
 from sg_rlhf.tasks import registry
 from sg_rlhf.tasks.codec import TokenizerCodec
 from sg_rlhf.tasks.domain import Domain, load
@@ -38,7 +41,16 @@ def environment_of(domain: Domain) -> Environment:
     return load(domain.environment)(settings, notify=partial(show_message, ENGINE))
 
 
-class EnvironmentAgent(AgentExecutorBase):
+class TokenEngine(Protocol):
+    """What an agent needs of the engine's actor."""
+
+    async def generate(
+        self, prompt_token_ids: list[int], sampling_params: SamplingParams
+    ) -> RequestOutput:
+        """Sample one turn."""
+
+
+class EnvironmentAgent(AgentExecutorBase):  # type: ignore[misc]  # upstream has no types
     """Rollouts of one engine: the model and the environment take turns, and the end is graded."""
 
     def __init__(self, environment: Environment) -> None:
@@ -51,12 +63,12 @@ class EnvironmentAgent(AgentExecutorBase):
         self,
         prompt: str,
         label: str,
-        sampling_params: Any,
+        sampling_params: SamplingParams,
         max_length: int,
-        hf_tokenizer: Any,
-        llm_engine: Any,
-        images: Any = None,
-    ) -> dict[str, Any]:
+        hf_tokenizer: PreTrainedTokenizerBase,
+        llm_engine: TokenEngine,
+        images: object = None,
+    ) -> Response:
         """Sample and grade one rollout.
 
         Args:

@@ -9,14 +9,14 @@ import inspect
 from collections.abc import Awaitable
 from typing import Any
 
-from openrlhf.utils.agent import MultiTurnAgentExecutor, SingleTurnAgentExecutor
+from openrlhf.utils.agent import AgentExecutorBase, MultiTurnAgentExecutor, SingleTurnAgentExecutor
 
 from sg_rlhf.overlay.reporting.errors import RewardError
 from sg_rlhf.tasks import registry, reward_values
 from sg_rlhf.tasks.reward import reward_named
 
 
-class StrictSingleTurnExecutor(SingleTurnAgentExecutor):
+class StrictSingleTurnExecutor(SingleTurnAgentExecutor):  # type: ignore[misc]  # upstream has no types
     """Keeps the exception of a failing reward function.
 
     Upstream calls the reward function in a thread, logs whatever it raises and continues with
@@ -26,17 +26,17 @@ class StrictSingleTurnExecutor(SingleTurnAgentExecutor):
     in the place of a file is the domain's reward function.
     """
 
-    def __init__(self, remote_rm_url: Any = None) -> None:
+    def __init__(self, remote_rm_url: str | None = None) -> None:
         super().__init__(remote_rm_url)
         if self.reward_endpoints and self.reward_endpoints[0].startswith(registry.PREFIX):
             self.reward_func = reward_named(self.reward_endpoints[0])
         self.reward_errors: dict[str, BaseException] = {}
 
-    async def _fetch_rewards_via_func(self, queries_list: Any, *rest: Any) -> Any:
+    async def _fetch_rewards_via_func(self, queries_list: list[str], *rest: list[str]) -> Any:
         rewards = super()._fetch_rewards_via_func(queries_list, *rest)
         return await self._keep_error(queries_list[0], rewards)
 
-    async def _fetch_rewards_via_http(self, queries_list: Any, *rest: Any) -> Any:
+    async def _fetch_rewards_via_http(self, queries_list: list[str], *rest: list[str]) -> Any:
         rewards = super()._fetch_rewards_via_http(queries_list, *rest)
         return await self._keep_error(queries_list[0], rewards)
 
@@ -51,7 +51,7 @@ class StrictSingleTurnExecutor(SingleTurnAgentExecutor):
             raise
 
 
-def check_agent_rewards(executor: Any) -> None:
+def check_agent_rewards(executor: AgentExecutorBase) -> None:
     """Make an agent's ``step`` raise a RewardError if its reward is not a tensor.
 
     Upstream calls ``rewards.item()``, which ends in an AttributeError without the agent's name.
@@ -64,7 +64,7 @@ def check_agent_rewards(executor: Any) -> None:
 
 
 def _with_checked_step(agent: type) -> type:
-    class CheckedAgent(agent):
+    class CheckedAgent(agent):  # type: ignore[misc]  # upstream has no types
         async def step(self, state_dict: dict[str, Any], **kwargs: Any) -> Any:
             result = await super().step(state_dict, **kwargs)
             reward = result.get("rewards")

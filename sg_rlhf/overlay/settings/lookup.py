@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import operator
+from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
 
 
-def value_of(args: Any) -> Callable[[str], Any]:
+def value_of(args: Namespace) -> Callable[[str], Any]:
     """A function from a dotted key, such as ``train.batch_size``, to its value.
 
     Args:

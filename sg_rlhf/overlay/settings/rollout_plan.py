@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from dataclasses import dataclass
-from typing import Any
 
 from sg_rlhf.config.derived import topology
 from sg_rlhf.overlay.reporting.errors import UnusablePrompts
@@ -39,7 +39,7 @@ class Plan:
         )
 
 
-def plan(prompts: int, args: Any) -> Plan:
+def plan(prompts: int, args: Namespace) -> Plan:
     """Count the rollouts and optimizer steps of a run.
 
     Args:
@@ -59,7 +59,7 @@ def plan(prompts: int, args: Any) -> Plan:
     )
 
 
-def check_prompts(plan: Plan, args: Any) -> None:
+def check_prompts(plan: Plan, args: Namespace) -> None:
     """Refuse a data set that does not fill one rollout.
 
     Raises:
@@ -72,6 +72,6 @@ def check_prompts(plan: Plan, args: Any) -> None:
         )
 
 
-def data_parallel_ranks(args: Any) -> dict[str, int]:
+def data_parallel_ranks(args: Namespace) -> dict[str, int]:
     """See :func:`sg_rlhf.config.derived.topology.data_parallel_ranks`."""
     return topology.data_parallel_ranks(value_of(args))

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import json
 import os
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ class WorkerSettings:
     activity_log: str = ""
 
     @classmethod
-    def from_args(cls, args: Any) -> WorkerSettings:
+    def from_args(cls, args: Namespace) -> WorkerSettings:
         """The settings of a run.
 
         Args:
@@ -94,7 +95,7 @@ def start_seconds(timeout: float) -> float:
     return max(START_SECONDS, 6 * timeout)
 
 
-def uses_fused_log_probs(args: Any) -> bool:
+def uses_fused_log_probs(args: Namespace) -> bool:
     """Whether a run computes log-probs without logits.
 
     Args:
@@ -106,7 +107,7 @@ def uses_fused_log_probs(args: Any) -> bool:
     return fused_log_probs_supported(args.sg.fused_logprobs, args.ds.deepcompile)
 
 
-def shares_prompts(args: Any) -> bool:
+def shares_prompts(args: Namespace) -> bool:
     """Whether the packed rows of a run hold each prompt once.
 
     That needs the attention and the log-prob head of the overlay.

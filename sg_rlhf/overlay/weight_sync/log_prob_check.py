@@ -7,11 +7,13 @@ not updated, or that was loaded in a wrong layout, changes the engine's log-prob
 from __future__ import annotations
 
 import math
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
 import torch
+from openrlhf.trainer.ray.launcher import RayActorGroup
 from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 
 from sg_rlhf.overlay.reporting import activity
@@ -34,16 +36,16 @@ STOP_AT = 4
 ABSOLUTE_LIMIT = 1.0
 
 
-def is_stale(args: Any) -> bool:
+def is_stale(args: Namespace) -> bool:
     """Whether a run trains on samples of older weights."""
     return bool(args.train.async_enable and args.sg.max_staleness > 0)
 
 
 def check(
-    policy: Any,
+    policy: RayActorGroup,
     engines: EnginePool,
     batch: CheckBatch,
-    args: Any,
+    args: Namespace,
     sync: int,
     tolerances: float = 1.0,
 ) -> dict[str, float]:
@@ -98,7 +100,7 @@ def check(
     return {"sync/log_prob_diff_mean": mean, "sync/log_prob_diff_max": largest}
 
 
-def stop_limit(args: Any) -> float:
+def stop_limit(args: Namespace) -> float:
     """The mean mismatch of samples, in nats, that stops a run.
 
     It is :data:`STOP_AT` times ``sg.sync_check_tolerance``, where trainer and engine should agree.
@@ -116,7 +118,7 @@ def stop_limit(args: Any) -> float:
     return min(absolute, STOP_AT * float(args.sg.sync_check_tolerance))
 
 
-def check_samples(mean: float, args: Any, step: int) -> None:
+def check_samples(mean: float, args: Namespace, step: int) -> None:
     """Compare the log-probs that the engine sampled by with the trainer's, before an update.
 
     :func:`check` runs before the engine sleeps, and after some syncs only. Weights that a sleep
@@ -142,7 +144,7 @@ def check_samples(mean: float, args: Any, step: int) -> None:
         )
 
 
-def warn_of_mismatch(metrics: Mapping[str, Any], args: Any, rollout: int) -> None:
+def warn_of_mismatch(metrics: Mapping[str, Any], args: Namespace, rollout: int) -> None:
     """Warn of a rollout whose mismatch is above ``sg.sync_check_tolerance``.
 
     Not where the two policies differ by intent: samples of older weights, truncated sampling.

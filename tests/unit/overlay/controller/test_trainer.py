@@ -40,7 +40,8 @@ from sg_rlhf.overlay.reporting.timing import PhaseTimer
 from sg_rlhf.overlay.rollout import engine_pool
 from sg_rlhf.overlay.rollout.async_buffer import BUFFER_KEY
 from sg_rlhf.overlay.rollout.engine_pool import START_TIMEOUT
-from sg_rlhf.overlay.rollout.generator import SGSamplesGenerator
+from sg_rlhf.overlay.rollout.generator import SamplesGenerator
+from sg_rlhf.overlay.rollout.samples import Sampling
 from sg_rlhf.overlay.settings import rollout_plan
 from sg_rlhf.run_dir import jsonl_log
 
@@ -49,7 +50,10 @@ def trainer(prompts: int = 10, **sg: Any) -> Any:
     """One that has just been built, over ``prompts`` prompts in rollouts of 4."""
     made: Any = object.__new__(Controller)
     made.args = SimpleNamespace(
-        rollout=SimpleNamespace(batch_size=4, n_samples_per_prompt=4, top_p=1.0),
+        rollout=SimpleNamespace(
+            batch_size=4, n_samples_per_prompt=4, temperature=1.0, top_p=1.0, max_new_tokens=None
+        ),
+        data=SimpleNamespace(max_len=64),
         train=SimpleNamespace(
             batch_size=8,
             num_episodes=3,
@@ -76,7 +80,9 @@ def trainer(prompts: int = 10, **sg: Any) -> Any:
         **sg,
     )
     made._engine_handles, made._processes, made._policy = [], {}, None
-    made._generator = SimpleNamespace(pop_filtered_tokens=lambda: 0, buffer=None)
+    made._generator = SimpleNamespace(
+        pop_filtered_tokens=lambda: 0, buffer=None, sampling=Sampling.of_rollouts(made.args)
+    )
     made._kl_controller = SimpleNamespace(value=0.001)
     made._state = ControllerState(made._generator, made._kl_controller)
     made._plan = rollout_plan.plan(prompts, made.args)
@@ -84,7 +90,7 @@ def trainer(prompts: int = 10, **sg: Any) -> Any:
     made._run_dir, made._engine_start = None, None
     made._async_config = made._buffer = None
     made._staleness, made._sync_metrics = {}, {}
-    made._clock, made._sampling, made._global_step = PhaseTimer(), {}, 0
+    made._clock, made._global_step = PhaseTimer(), 0
     made._sample_log = SampleLog(made.args, None)
     log_to(made, None)
     return made
@@ -93,9 +99,7 @@ def trainer(prompts: int = 10, **sg: Any) -> Any:
 def log_to(made: Any, run_dir: Path | None) -> None:
     made._run_dir = run_dir
     made._log = MetricLog(made.args, run_dir)
-    made._evaluation = EvaluationLoop(
-        made.args, [], None, made._generator, {}, made._clock, made._log
-    )
+    made._evaluation = EvaluationLoop(made.args, [], None, made._generator, made._clock, made._log)
 
 
 def test_a_resumed_run_says_which_learning_rate_it_goes_on_with(tmp_path: Path) -> None:
@@ -315,11 +319,11 @@ def test_the_best_checkpoint_of_a_lost_evaluation_holds_what_the_resumed_one_hel
         states[BUFFER_KEY] = kept
     made, saved = trainer(), []
     prompts = StatefulDataLoader(range(8), batch_size=1)
-    generator = SGSamplesGenerator(SimpleNamespace(args=made.args), prompts, [], None, [])
+    generator = SamplesGenerator(made.args, prompts, None)  # type: ignore[arg-type]
     made._state = ControllerState(generator, made._kl_controller, "eval_accuracy")
     engines: Any = SimpleNamespace(trainer_lock=threading.Condition())
     config = AsyncConfig(1, 1, False, batch_size=4, request_size=4)
-    generator.start_async(config, states, engines, {})
+    generator.start_async(config, states, engines)
     monkeypatch.setattr(made, "_call_ranks", lambda *_, **given: saved.append(given))
     made._global_step = 4
     made._save_if_best({"eval_accuracy": 1.0}, dict(states))

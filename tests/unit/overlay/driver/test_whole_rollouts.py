@@ -17,7 +17,7 @@ from sg_rlhf.overlay.rollout import dispatch
 from sg_rlhf.overlay.rollout.async_buffer import AsyncRolloutBuffer
 from sg_rlhf.overlay.rollout.dispatch import RequestTag
 from sg_rlhf.overlay.rollout.engine_pool import EngineInstance
-from sg_rlhf.overlay.rollout.generator import SGSamplesGenerator
+from sg_rlhf.overlay.rollout.generator import SamplesGenerator
 from sg_rlhf.overlay.settings import rollout_plan
 
 BATCH, RESPONSES = 4, 2
@@ -62,17 +62,23 @@ class Answer:
         self.value = value
 
 
-class Generator(SGSamplesGenerator):
+class Generator(SamplesGenerator):
     """The loop over engines that answer at once; prompts in ``solved`` give no signal."""
 
     def __init__(self, prompts: int, solved: set[int] | None = None, filtering: bool = False):
         args = SimpleNamespace(
-            rollout=SimpleNamespace(batch_size=BATCH, n_samples_per_prompt=RESPONSES),
+            rollout=SimpleNamespace(
+                batch_size=BATCH,
+                n_samples_per_prompt=RESPONSES,
+                temperature=1.0,
+                top_p=1.0,
+                max_new_tokens=None,
+            ),
+            data=SimpleNamespace(max_len=2048),
             train=SimpleNamespace(seed=42),
             sg=SimpleNamespace(),
             vllm=SimpleNamespace(enable_sleep=False),
             algo=SimpleNamespace(
-                advantage=SimpleNamespace(is_correction_level="off"),
                 dynamic_filtering_enable=filtering,
                 dynamic_filtering_range=(0.0, 1.0),
             ),
@@ -82,9 +88,8 @@ class Generator(SGSamplesGenerator):
             batch_size=1,
             collate_fn=lambda rows: [list(column) for column in zip(*rows, strict=True)],
         )
-        super().__init__(SimpleNamespace(args=args), loader, loader, None, [])  # type: ignore[arg-type]
+        super().__init__(args, loader, None)  # type: ignore[arg-type]
         self.engines = Engines()  # type: ignore[assignment]
-        self.vllm_engines = self.engines.handles
         self.solved = solved or set()
         self.responses = 0
 
@@ -92,7 +97,7 @@ class Generator(SGSamplesGenerator):
     def generated(self) -> list[int]:
         return [prompt for _, prompt, _ in self.engines.requests]
 
-    def _process_response_into_experience(self, response: Any, **_: Any) -> Any:
+    def _experience(self, response: Any) -> Any:
         score = SimpleNamespace(item=lambda: 1.0 if response in self.solved else 0.5)
         self.responses += 1
         return SimpleNamespace(
@@ -109,13 +114,13 @@ class Generator(SGSamplesGenerator):
         """The prompts of every rollout until upstream's loop would end the epoch."""
         rollouts = []
         while True:
-            samples, _, _, exhausted = self.generate_samples()
-            if samples:
+            made = self.generate_samples()
+            if samples := made.samples:
                 assert len(samples) == BATCH * RESPONSES
                 prompts = [s.prompts[0] for s in samples]
                 rollouts.append(prompts[::RESPONSES])
                 assert prompts == [p for p in rollouts[-1] for _ in range(RESPONSES)]
-            if exhausted:
+            if made.is_epoch_over:
                 return rollouts
 
 
@@ -145,7 +150,7 @@ def test_the_rest_of_an_epoch_is_drawn_but_not_generated() -> None:
     assert generator.epoch() == generator.epoch() == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert generator.generated == [*range(8), *range(8)]
     generator = Generator(10)
-    consumed = [generator.generate_samples()[2] for _ in range(3)]
+    consumed = [generator.generate_samples().prompts_drawn for _ in range(3)]
     assert consumed == [4, 4, 2]  # upstream counts epochs by them
 
 
@@ -157,12 +162,12 @@ def test_a_run_that_resumes_in_mid_epoch_drops_the_same_rest() -> None:
     first = Generator(10)
     first.generate_samples()
     resumed = Generator(10)
-    resumed.prompts_dataloader.load_state_dict(first.prompts_dataloader.state_dict())
+    resumed.prompts.load_state_dict(first.prompts.state_dict())
     assert resumed.epoch() == [[4, 5, 6, 7]]
     assert resumed.epoch() == [[0, 1, 2, 3], [4, 5, 6, 7]]
     at_the_end = Generator(10)
     first.generate_samples()
-    at_the_end.prompts_dataloader.load_state_dict(first.prompts_dataloader.state_dict())
+    at_the_end.prompts.load_state_dict(first.prompts.state_dict())
     assert at_the_end.epoch() == [] and len(at_the_end.epoch()) == 2
 
 
@@ -176,11 +181,11 @@ def test_filtered_prompts_are_replaced_from_the_rest_until_no_rollout_is_whole()
 
 def test_the_share_that_passed_the_filter_is_of_prompts() -> None:
     generator = Generator(10, solved={1, 2}, filtering=True)
-    _, share, drawn, _ = generator.generate_samples()
-    assert (share, drawn) == (100.0 * 4 / 6, 6)
+    made = generator.generate_samples()
+    assert (made.pass_rate, made.prompts_drawn) == (100.0 * 4 / 6, 6)
     generator = Generator(10, filtering=True)
-    assert generator.generate_samples()[1] == 100.0
-    assert Generator(10).generate_samples()[1] is None
+    assert generator.generate_samples().pass_rate == 100.0
+    assert Generator(10).generate_samples().pass_rate is None
 
 
 @pytest.mark.parametrize("solved", [set(), {1, 2}, {0, 5, 6, 11}, {1, 2, 3, 9, 10}, set(range(9))])
@@ -196,25 +201,24 @@ def test_with_filtering_a_bound_of_0_is_the_synchronous_run(solved: set[int]) ->
             def sample(unit: Any, answer: Any) -> None:
                 generator.generate_async(unit, answer, generator.engines)
 
-            made = AsyncRolloutBuffer(config, generator.prompts_dataloader, 2, sample)
+            made = AsyncRolloutBuffer(config, generator.prompts, 2, sample)
             generator.buffer = made
         found: list[Any] = []
         for _ in range(2):  # epochs
             over = False
             while not over:
-                samples, share, _, over = generator.generate_samples()
-                if samples:
+                taken = generator.generate_samples()
+                over = taken.is_epoch_over
+                if taken.samples:
                     generator.step += 1
-                    found.append(([s.prompts[0] for s in samples], share))
+                    found.append(([s.prompts[0] for s in taken.samples], taken.pass_rate))
         return found, {(p, tuple(told.seed_key)) for _, p, told in generator.engines.requests}
 
     assert rollouts(ahead=True) == rollouts(ahead=False)
 
 
 def evaluated(generator: Generator) -> list[Any]:
-    return generator.generate_eval_samples(
-        generator.eval_dataloader, n_samples_per_prompt=RESPONSES
-    )
+    return generator.generate_eval_samples(generator.prompts, generator.sampling)
 
 
 def test_an_evaluation_takes_every_prompt() -> None:
@@ -250,8 +254,9 @@ def test_all_prompts_of_a_lost_engine_are_asked_again_with_the_same_seeds(lost_a
     generator = Generator(10)
     engines = generator.engines
     engines.errors = {lost_at: ray.exceptions.RayActorError()}
-    samples, _, drawn, _ = generator.generate_samples()
-    assert [s.prompts[0] for s in samples[::RESPONSES]] == [0, 1, 2, 3] and drawn == 4
+    made = generator.generate_samples()
+    assert [s.prompts[0] for s in made.samples[::RESPONSES]] == [0, 1, 2, 3]
+    assert made.prompts_drawn == 4
     first, again = engines.requests[:BATCH], engines.requests[BATCH:]
     lost = first[lost_at][0]
     assert engines.replaced == [lost]
@@ -266,8 +271,9 @@ def test_filtering_counts_a_prompt_once_though_it_was_asked_twice() -> None:
     generator = Generator(10, solved={0, 2}, filtering=True)
     # The first answer of the first engine is filtered before its second one is lost.
     generator.engines.errors = {2: ray.exceptions.RayActorError()}
-    samples, _, drawn, _ = generator.generate_samples()
-    assert [s.prompts[0] for s in samples[::RESPONSES]] == [1, 3, 4, 5] and drawn == 6
+    made = generator.generate_samples()
+    assert [s.prompts[0] for s in made.samples[::RESPONSES]] == [1, 3, 4, 5]
+    assert made.prompts_drawn == 6
     assert (
         generator.pop_filtered_tokens() == 2 * RESPONSES * 3
         and generator.pop_filtered_tokens() == 0

@@ -13,7 +13,8 @@ from sg_rlhf.overlay.driver.arguments import UsageError
 from sg_rlhf.overlay.learner import micro_batches, nonfinite
 from sg_rlhf.overlay.reporting.errors import RewardError
 from sg_rlhf.overlay.rollout.engine import SGRolloutActor
-from sg_rlhf.overlay.rollout.generator import SGSamplesGenerator, _refuse_non_finite
+from sg_rlhf.overlay.rollout.generator import _refuse_non_finite
+from sg_rlhf.overlay.rollout.samples import Response, to_experience
 from sg_rlhf.overlay.settings import worker_settings
 from tests.unit.overlay.learner.test_micro_batches import (
     DYNAMIC,
@@ -236,12 +237,12 @@ def test_the_engine_hands_on_a_number_and_nothing_else(
 
 
 def test_in_an_evaluation_such_a_reward_stops() -> None:
-    response = {
+    response: Response = {
         "observation_tokens": [1, 2, 3, 4], "action_ranges": [(2, 4)], "reward": float("nan"),
         "scores": 0.0, "rollout_log_probs": None, "prompt": "the prompt", "label": "",
+        "truncated": False,
     }  # fmt: skip
-    generator = SGSamplesGenerator(SimpleNamespace(args=None), [], [], None, [])
-    kept = generator._process_response_into_experience(response)
+    kept = to_experience(response, 64)
     assert bool(kept.rewards.isnan())
     with pytest.raises(RewardError, match="gave nan in an evaluation .prompt: 'the prompt'"):
         _refuse_non_finite(kept)

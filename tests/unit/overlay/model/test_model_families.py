@@ -26,7 +26,7 @@ from sg_rlhf.overlay.controller.prompt_dataset import PromptDataset, PromptRows
 from sg_rlhf.overlay.reporting.errors import UnusablePrompts
 from sg_rlhf.overlay.rollout.engine import SGRolloutActor
 from sg_rlhf.overlay.rollout.executors import StrictSingleTurnExecutor
-from sg_rlhf.overlay.rollout.generator import SGSamplesGenerator
+from sg_rlhf.overlay.rollout.samples import to_experience
 from sg_rlhf.tasks import chat
 from sg_rlhf.tasks.kk.prompt import SYSTEM, build_chat_prompt, build_prompt
 from sg_rlhf.tasks.kk.puzzle import generate as puzzles
@@ -95,10 +95,6 @@ class Engine(SGRolloutActor):
         return SimpleNamespace(outputs=[output])
 
 
-def generator() -> SGSamplesGenerator:
-    return SGSamplesGenerator(SimpleNamespace(args=None), [], [], None, [])
-
-
 def rollout(
     folder: Path, tokenizer: Any, prompt: str, label: str, text: str, reward: str
 ) -> tuple[dict[str, Any], Experience]:
@@ -111,8 +107,7 @@ def rollout(
         )
     )
     assert shared.stop_token_ids == []  # other prompts use it too
-    kept = generator()._process_response_into_experience(output, max_len=8192)
-    return output, kept
+    return output, to_experience(output, 8192)
 
 
 def assert_one_bos(ids: Sequence[int], tokenizer: Any, family: Family) -> None:
@@ -153,7 +148,7 @@ def test_a_puzzle_is_read_answered_graded_and_trained_on(
     shorter, _ = rollout(
         folders[name], tokenizer, prompt, GOLD, f"no{family.turn_end}", "domain:kk"
     )
-    other = generator()._process_response_into_experience(shorter, max_len=8192)
+    other = to_experience(shorter, 8192)
     both = Experience.concat_experiences([kept, other], tokenizer.pad_token_id)
     ((first, behind_last),) = shorter["action_ranges"]
     assert both.action_mask.sum(-1).tolist() == [stop - start, behind_last - first]

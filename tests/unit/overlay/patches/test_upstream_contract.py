@@ -94,9 +94,6 @@ SIGNATURES: dict[tuple[str, str], str] = {
         "self, actor_model_group, critic_model_group, reward_model_group, initial_model_group, "
         "kl_controller, strategy, tokenizer, **kwargs"
     ),
-    ("trainer/ppo_utils/samples_generator.py", "SamplesGenerator.__init__"): (
-        "self, strategy, prompts_dataloader, eval_dataloader, tokenizer, vllm_engines"
-    ),
     ("trainer/ray/launcher.py", "BaseModelActor._setup_distributed"): "self, strategy",
     ("trainer/ray/launcher.py", "ReferenceModelActor.init_model_from_pretrained"): (
         "self, strategy, pretrain"
@@ -115,10 +112,6 @@ SIGNATURES: dict[tuple[str, str], str] = {
         "trainer/ppo_utils/experience_maker.py",
         "RemoteExperienceMaker.compute_advantages_and_returns",
     ): ("self, experiences"),
-    (
-        "trainer/ppo_utils/samples_generator.py",
-        "SamplesGenerator._process_response_into_experience",
-    ): ("self, response, **generate_kwargs"),
     ("trainer/ray/vllm_engine.py", "RolloutRayActor.generate"): (
         "self, prompt_token_ids, sampling_params, multi_modal_data"
     ),

@@ -57,9 +57,10 @@ class Run:
 
     def step(self) -> bool:
         """Train one rollout; False at the end of an epoch."""
-        samples, _, _, over = self.rollouts.pop_batch(self.version)
+        taken = self.rollouts.pop_batch(self.version)
+        samples = taken.samples
         if not samples:
-            assert over
+            assert taken.is_epoch_over
             return False
         assert len(samples) == BATCH
         self.trained += [(self.version, int(s.labels[0]), s.weight_runs[0][1]) for s in samples]

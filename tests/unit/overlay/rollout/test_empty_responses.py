@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sg_rlhf.overlay.rollout.batch_barrier import BatchBarrier
-from sg_rlhf.overlay.rollout.generator import SGSamplesGenerator
+from sg_rlhf.overlay.rollout.generator import SamplesGenerator
+from sg_rlhf.overlay.rollout.samples import Sampling, to_experience
 from tests.unit.overlay.learner.test_micro_batches import (
     DYNAMIC,
     GROUP,
@@ -130,8 +131,9 @@ def test_without_one_all_is_upstreams(
 
 
 def test_a_filter_by_scores_does_not_look_at_it() -> None:
-    args = SimpleNamespace(algo=SimpleNamespace(dynamic_filtering_range=(0.0, 1.0)))
-    generator = SGSamplesGenerator(SimpleNamespace(args=args), [], [], None, [])
+    generator: Any = object.__new__(SamplesGenerator)
+    generator.args = SimpleNamespace(algo=SimpleNamespace(dynamic_filtering_range=(0.0, 1.0)))
+    generator._filtered = []
 
     def sample(score: float, tokens: int) -> Any:
         mask = torch.arange(3)[None] < tokens
@@ -162,21 +164,16 @@ def response(tokens: int, *turns: tuple[int, int]) -> dict[str, Any]:
 def test_a_dialogue_whose_context_an_environment_fills_is_truncated(
     given: dict[str, Any], truncated: bool
 ) -> None:
-    generator = SGSamplesGenerator(SimpleNamespace(args=None), [], [], None, [])
-    found = generator._process_response_into_experience(given, max_len=10)
-    assert bool(found.truncated) is truncated
+    assert bool(to_experience(given, 10).truncated) is truncated  # type: ignore[arg-type]
 
 
 def test_a_response_may_end_with_its_first_token() -> None:
     """The engine's log-probs of first tokens are those of the trainer: no token is masked."""
-    args = SimpleNamespace(
-        algo=SimpleNamespace(advantage=SimpleNamespace(is_correction_level="token")),
-        rollout=SimpleNamespace(n_samples_per_prompt=2),
-    )
     sent: list[Any] = []
     dispatcher: Any = SimpleNamespace(submit=lambda prompts, n: sent.extend(prompts))
-    generator = SGSamplesGenerator(SimpleNamespace(args=args), [], None, None, [])
-    generator._submit(dispatcher, [("source", ["p"], ["l"], [None])], max_new_tokens=4)
+    generator: Any = object.__new__(SamplesGenerator)
+    generator._tokenizer = None
+    generator._submit(dispatcher, [(["kk"], ["p"], ["l"], [None])], Sampling(2, 1.0, 1.0, 4, 64))
     (prompt,) = sent
     assert prompt["sampling_params"].min_tokens == 0
 

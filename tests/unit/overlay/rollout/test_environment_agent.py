@@ -39,7 +39,7 @@ from sg_rlhf.algo.weightings.grpo_sg import GrpoSG
 from sg_rlhf.overlay.learner.experience_maker import SGExperienceMaker
 from sg_rlhf.overlay.reporting.errors import EnvironmentDown, RewardError
 from sg_rlhf.overlay.rollout.environment_agent import EnvironmentAgent, load_agent
-from sg_rlhf.overlay.rollout.generator import SGSamplesGenerator
+from sg_rlhf.overlay.rollout.samples import to_experience
 from sg_rlhf.tasks.codec import TokenizerCodec
 from sg_rlhf.tasks.search.environment import SearchEnvironment
 from sg_rlhf.tasks.search.limits import Limits
@@ -467,10 +467,9 @@ rollouts = st.fixed_dictionaries(
 
 def experience_of(outputs: list[dict[str, Any]], max_len: int) -> Experience:
     """Through everything between the engine and the loss: upstream's code and our subclasses."""
-    generator = SGSamplesGenerator(SimpleNamespace(args=None), [], [], None, [])
     pieces = []
     for i, output in enumerate(outputs):
-        sample = generator._process_response_into_experience(output, max_len=max_len)
+        sample = to_experience(output, max_len)
         sample.index = [i]
         pieces.append(sample)
     batch = Experience.concat_experiences(pieces, TOKENIZER.pad_token_id)

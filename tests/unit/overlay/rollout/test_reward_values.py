@@ -15,7 +15,8 @@ from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor
 from sg_rlhf.overlay.reporting.errors import RewardError
 from sg_rlhf.overlay.rollout.engine import SGRolloutActor
 from sg_rlhf.overlay.rollout.executors import StrictSingleTurnExecutor, check_agent_rewards
-from sg_rlhf.overlay.rollout.generator import SGSamplesGenerator
+from sg_rlhf.overlay.rollout.generator import SamplesGenerator
+from sg_rlhf.overlay.rollout.samples import Sampling
 from tests.unit.docs.page import TUTORIALS, blocks
 
 SAMPLE = "Question: 6 * 7?\nAnswer: 42"
@@ -180,13 +181,13 @@ def test_logs_of_some_responses_only_are_one_line() -> None:
     response = {
         "observation_tokens": [1, 2, 3, 4], "action_ranges": [(2, 4)], "reward": 1.0,
         "scores": 1.0, "rollout_log_probs": None, "prompt": "the prompt", "label": "",
+        "truncated": False,
     }  # fmt: skip
-    generator = SGSamplesGenerator(SimpleNamespace(args=None), [], [], None, [])
-    generator._process_response_into_experience({**response, "extra_logs": {"correct": 1.0}})
+    generator: Any = object.__new__(SamplesGenerator)
+    generator.sampling, generator._log_names = Sampling(1, 1.0, 1.0, None, 64), None
+    generator._experience({**response, "extra_logs": {"correct": 1.0}})
     with pytest.raises(RewardError, match=r"'parsed' for some responses only.*'the prompt'"):
-        generator._process_response_into_experience(
-            {**response, "extra_logs": {"correct": 1.0, "parsed": 1.0}}
-        )
+        generator._experience({**response, "extra_logs": {"correct": 1.0, "parsed": 1.0}})
 
 
 def test_the_agent_of_the_page_takes_a_second_attempt(tmp_path: Path) -> None:
