@@ -78,22 +78,6 @@ def group_advantages(rewards_BG: Tensor, std: str = "sample", eps: float = 1e-9)
     return centred_BG / (rewards_BG.std(-1, keepdim=True, correction=correction) + eps)
 
 
-def population_std_correction(group_size: int) -> float:
-    """sqrt(G / (G - 1)), the factor from an advantage by sample std to one by population std.
-
-    1.0690 for G = 8. It ignores ``eps``, which is 1e-9 of the standard deviation.
-
-    Args:
-        group_size: G, responses per prompt.
-
-    Raises:
-        ValueError: G < 2.
-    """
-    if group_size < 2:
-        raise ValueError(f"group_size={group_size!r}: expected 2 or more")
-    return math.sqrt(group_size / (group_size - 1))
-
-
 def compared_rewards(
     rewards_BG: Tensor,
     counts_BG: Tensor,
@@ -106,12 +90,12 @@ def compared_rewards(
     With n counted responses r of a prompt, their mean m and their standard deviation s::
 
         reinforce_baseline, dr_grpo:   r - m
-        rloo:                          (r - m) n / (n - 1)    = r - mean of the other responses
+        rloo:                          r - mean of the other responses
         group_norm:                    (r - m) / (s + eps)
         flash_reinforce:               r - mean of the whole batch
 
-    If all responses count, these are OpenRLHF's. A prompt whose counted responses have equal
-    rewards gives exactly 0, and so does one with a single counted response; with
+    If all responses count, these are OpenRLHF's, bit for bit. A prompt whose counted responses have
+    equal rewards gives exactly 0, and so does one with a single counted response; with
     ``flash_reinforce`` only a batch whose rewards are all equal does.
 
     Args:
@@ -142,7 +126,8 @@ def compared_rewards(
     mean_B1 = rewards_BG.sum(-1, keepdim=True) / n_B1.clamp(min=1)
     centred_BG = torch.where(counts_BG, rewards_BG - mean_B1, 0.0)
     if estimator == "rloo":
-        return centred_BG * n_B1 / (n_B1 - 1).clamp(min=1)
+        others_B1 = (rewards_BG.sum(-1, keepdim=True) - rewards_BG) / (n_B1 - 1).clamp(min=1)
+        return torch.where(counts_BG, rewards_BG - others_B1, 0.0)
     if estimator == "group_norm":
         return centred_BG / (counted_std(rewards_BG, counts_BG, std) + eps)
     return centred_BG
@@ -160,6 +145,8 @@ def counted_std(rewards_BG: Tensor, counts_BG: Tensor, std: str = "sample") -> T
         [B, 1]; exactly 0 for equal rewards, and for fewer than two that count.
     """
     rewards_BG = level_equal(rewards_BG, counts_BG)
+    if bool(counts_BG.all()) and rewards_BG.shape[-1] > 1:
+        return rewards_BG.std(-1, keepdim=True, correction=int(std == "sample"))
     n_B1 = counts_BG.sum(-1, keepdim=True)
     mean_B1 = torch.where(counts_BG, rewards_BG, 0.0).sum(-1, keepdim=True) / n_B1.clamp(min=1)
     squares_B1 = torch.where(counts_BG, rewards_BG - mean_B1, 0.0).square().sum(-1, keepdim=True)

@@ -33,7 +33,7 @@ from sg_rlhf.overlay.controller.metric_log import MetricLog
 from sg_rlhf.overlay.controller.rollout_stats import rollout_stats
 from sg_rlhf.overlay.controller.sample_log import SampleLog
 from sg_rlhf.overlay.learner import nonfinite
-from sg_rlhf.overlay.learner.experience_maker import SGExperienceMaker
+from sg_rlhf.overlay.learner.experience_maker import ExperienceMaker
 from sg_rlhf.overlay.reporting import activity, graceful_stop
 from sg_rlhf.overlay.reporting.errors import NonFiniteError, RunStopped, Terminated
 from sg_rlhf.overlay.reporting.timing import PhaseTimer
@@ -94,8 +94,8 @@ class Controller:
             else FixedKLController(initial)
         )
         self._generator = SamplesGenerator(args, self._prompts, tokenizer)
-        self._experience_maker = SGExperienceMaker(
-            policy, None, reward, reference, self._kl_controller, strategy, tokenizer
+        self._experience_maker = ExperienceMaker(
+            args, policy, reference, reward, self._kl_controller, tokenizer.pad_token_id
         )
         self._clock = self._generator.clock = self._experience_maker.clock = PhaseTimer(
             on_change=self._report_section
@@ -349,10 +349,10 @@ class Controller:
         with self._clock.section("ppo_train"):
             if sleeps:
                 self._call_ranks("reload_states")
-            if self._experience_maker.reference is not None:
+            if self._experience_maker.pending_reference is not None:
                 # Not waited for: a rank runs its calls in order.
                 self._policy.async_run_method(
-                    method_name="set_reference", results=self._experience_maker.reference
+                    method_name="set_reference", results=self._experience_maker.pending_reference
                 )
             metrics: dict[str, Any] = {}
             for of_rank in self._call_ranks("update", kl_coefficient=self._kl_controller.value):
@@ -361,7 +361,7 @@ class Controller:
                 self._call_ranks("offload_states")
         with self._clock.section("logging"):
             if self.args.sg.on_nonfinite == "skip":
-                rows = nonfinite.collect_rows(metrics, list(self._experience_maker.skipped_rows))
+                rows = nonfinite.collect_rows(metrics, self._experience_maker.skipped_rows)
                 step = self._global_step + 1
                 self._log.write(jsonl_log.NONFINITE, [{"global_step": step, **r} for r in rows])
                 if nonfinite.STOP in metrics:

@@ -21,6 +21,10 @@ from dataclasses import fields
 from typing import Any
 
 from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.utils.seqlen_balancing import (
+    get_minimum_num_micro_batch_size,
+    get_seqlen_balanced_partitions,
+)
 
 from sg_rlhf.batching import balance as batching
 from sg_rlhf.overlay.checkpoints.strategy import Strategy
@@ -85,6 +89,12 @@ def scoring_micro_batches(samples: list[Experience], args: Namespace) -> list[li
         Indices of samples: all micro-batches of the first rank, then of the second, and so on.
     """
     lengths = [int(sample.total_length) for sample in samples]
+    if args.train.dynamic_batch_enable:
+        ranks = rollout_plan.data_parallel_ranks(args)["actor"]
+        fewest = get_minimum_num_micro_batch_size(lengths, args.rollout.max_tokens_per_gpu, 1, 1)
+        count = max(fewest // ranks * ranks, ranks)
+        by_tokens: list[list[int]] = get_seqlen_balanced_partitions(lengths, count, False)
+        return by_tokens
     rank_counts = set(rollout_plan.data_parallel_ranks(args).values())
     # A model on fewer ranks takes the micro-batches of several ranks on each.
     ranks = max(rank_counts)

@@ -1,10 +1,10 @@
-"""What happens to a loss or a gradient that is not finite: the run stops, or the step is skipped.
+"""The policy for values that are not finite: the run stops, or leaves them out and counts them.
 
-With ``sg.on_nonfinite=stop`` :class:`LossCheck` raises before the optimizer step. With ``skip``
-there are three levels:
+With ``sg.on_nonfinite=stop`` :func:`check_samples` and :func:`check_finite` raise before the
+update, and :class:`LossCheck` before the optimizer step. With ``skip`` there are three levels:
 
 - a sample whose reward or log-prob is not finite before the update is masked
-  (:mod:`sg_rlhf.overlay.learner.sample_mask`);
+  (:func:`check_samples`);
 - an optimizer step whose loss or gradient is not finite on any rank is skipped on all ranks, by
   DeepSpeed (:class:`RankSkips`);
 - more skipped steps in a row than ``MAX_IN_A_ROW`` stop the run.
@@ -34,8 +34,8 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
-from sg_rlhf.algo.nonfinite import rows_not_finite
-from sg_rlhf.overlay.learner import gradient_check, micro_batches
+from sg_rlhf.algo.nonfinite import mean_of_finite, rows_not_finite
+from sg_rlhf.overlay.learner import gradient_check, micro_batches, sample_mask
 from sg_rlhf.overlay.reporting.errors import NonFiniteError
 from sg_rlhf.run_dir import jsonl_log
 
@@ -45,28 +45,91 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 #: In a rank's status: rows of ``nonfinite.jsonl``, and why the run stops.
 ROWS, STOP = "sg_nonfinite", "sg_stop"
+REWARD = "reward"
 SKIPPED_STEPS, MASKED_SAMPLES = "nonfinite/skipped_steps", "nonfinite/samples"
 #: Optimizer steps in a row that may be skipped; one more stops the run.
 MAX_IN_A_ROW = 3
 
 
-def check_log_probs(model: str, log_probs: Tensor, mask: Tensor, prompt: str) -> None:
-    """Refuse log-probs of a batch that are not finite, before anything is trained on them.
+#: Cause -> field of an experience. The first cause of a sample is the one that is logged.
+_FIELDS = {
+    REWARD: "rewards",
+    "log-probs of the policy": "action_log_probs",
+    "log-probs of the reference model": "base_action_log_probs",
+    "the KL to the reference model": "kl",
+    "log-probs of the rollout engine": "rollout_log_probs",
+}
+
+
+def check_samples(
+    experiences: list[Experience], group: int, on_nonfinite: str
+) -> list[dict[str, Any]]:
+    """Stop, or mask the samples that are not finite, before advantages are computed.
 
     Args:
-        model: whose log-probs they are, for the message.
-        log_probs: [B, T] or [T].
-        mask: of the same shape, not 0 at response tokens.
-        prompt: of the first sample, for the message.
+        experiences: the rollout in batches of any size, with ``index``; changed in place. A reward
+            that is not finite becomes the mean of the finite ones, which keeps the rollout's mean.
+        group: responses per prompt.
+        on_nonfinite: ``sg.on_nonfinite``.
+
+    Returns:
+        A row of ``nonfinite.jsonl`` for each cause.
 
     Raises:
-        NonFiniteError: a response token's log-prob is not finite.
+        NonFiniteError: a value is not finite, and ``on_nonfinite`` is ``stop``.
     """
-    bad = int((~torch.isfinite(log_probs[mask.bool()])).sum())
-    if bad:
+    masked: set[int] = set()
+    rows = []
+    for cause, name in _FIELDS.items():
+        bad = {i for e in experiences for i in _check(e, cause, name, on_nonfinite)} - masked
+        if not bad:
+            continue
+        prompts = {i // group for i in bad}
+        added = bad
+        if cause == REWARD:
+            added = {prompt * group + i for prompt in prompts for i in range(group)}
+        masked |= added
+        message = f"{len(bad)} responses have a value that is not finite"
+        rows.append(masked_row(cause, message, prompts, len(added)))
+    if masked:
+        mean = mean_of_finite(torch.cat([e.rewards.flatten() for e in experiences]))
+        for experience in experiences:
+            is_masked = torch.tensor([i in masked for i in experience.index])
+            sample_mask.mask_samples(experience, is_masked, mean)
+    return rows
+
+
+def _check(experience: Experience, cause: str, name: str, on_nonfinite: str) -> list[int]:
+    """Indices of the samples that are not finite in a field."""
+    values = getattr(experience, name)
+    if values is None:
+        return []
+    mask_BT = None if name == "rewards" else experience.action_mask
+    if on_nonfinite == "stop":
+        check_finite(cause, values, mask_BT, experience.prompts)
+    return list(itertools.compress(experience.index, rows_not_finite(values, mask_BT).tolist()))
+
+
+def check_finite(
+    cause: str, values: Tensor, mask_BT: Tensor | None, prompts: Sequence[str]
+) -> None:
+    """Stop if values of a batch are not finite, before anything is trained on them.
+
+    Args:
+        cause: name of the values.
+        values: [B, T] with a mask, [B] or [B, 1] without.
+        mask_BT: [B, T], not 0 at response tokens.
+        prompts: B texts.
+
+    Raises:
+        NonFiniteError: a value is not finite where the mask is not 0.
+    """
+    bad = rows_not_finite(values, mask_BT).tolist()
+    if any(bad):
+        prompt = next(itertools.compress(prompts, bad), "")
         raise NonFiniteError(
-            f"{bad} of {int(mask.sum())} log-probs of the {model} are not finite before the update "
-            f"(prompt: {prompt[-200:]!r}); nothing was trained on them"
+            f"{sum(bad)} of {len(bad)} responses: the {cause.removeprefix('the ')} are not finite "
+            f"before the update (prompt: {prompt[-200:]!r}); nothing was trained on them"
         )
 
 

@@ -13,20 +13,18 @@ from __future__ import annotations
 
 import itertools
 from argparse import Namespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from openrlhf.models import Actor
 from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer
 
 from sg_rlhf.algo.nonfinite import rows_not_finite
 from sg_rlhf.config.derived.log_probs import OldLogProbRule, old_log_prob_rule
 from sg_rlhf.overlay.learner import nonfinite
-from sg_rlhf.overlay.learner.replay_buffer import batch_on_device, policy_forward
+from sg_rlhf.overlay.learner.replay_buffer import UpdateBatching, batch_on_device, policy_forward
 from sg_rlhf.overlay.settings.lookup import value_of
-
-if TYPE_CHECKING:
-    from sg_rlhf.overlay.learner.update import SGActorPPOTrainer
 
 #: Parts of the names in a model's configuration that make its training pass random.
 _NOISE_KEYS = ("dropout", "pdrop", "jitter")
@@ -41,11 +39,23 @@ class RankOldLogProbs:
     """The old log-probs of one rank's samples.
 
     Args:
-        trainer: this rank's.
+        actor: the policy in DeepSpeed.
+        buffer: the rank's samples.
+        batching: cuts them into optimizer steps.
+        args: upstream's nested namespace.
+        skips: of this rank; None stops where a log-prob is not finite.
     """
 
-    def __init__(self, trainer: SGActorPPOTrainer) -> None:
-        self._trainer = trainer
+    def __init__(
+        self,
+        actor: Actor,
+        buffer: NaiveReplayBuffer,
+        batching: UpdateBatching,
+        args: Namespace,
+        skips: nonfinite.RankSkips | None,
+    ) -> None:
+        self._actor, self._buffer, self._batching = actor, buffer, batching
+        self._args, self._skips = args, skips
 
     def compute_missing(self) -> bool:
         """Compute the old log-probs of the samples that later optimizer steps train.
@@ -56,36 +66,35 @@ class RankOldLogProbs:
         Raises:
             NonFiniteError: one is not finite, and ``sg.on_nonfinite=stop``.
         """
-        trainer = self._trainer
-        buffer = trainer.replay_buffer
-        if all(item.action_log_probs is not None for item in buffer.items):
+        items = self._buffer.items
+        if all(item.action_log_probs is not None for item in items):
             return False
-        first_computed = 0 if has_train_time_noise(trainer.actor) else 1
-        later_steps = trainer.batching.steps(buffer)[first_computed:]
+        first_computed = 0 if has_train_time_noise(self._actor) else 1
+        later_steps = self._batching.steps(self._buffer)[first_computed:]
         later = list(itertools.chain.from_iterable(later_steps))
-        trainer.actor.eval()
+        self._actor.eval()
         try:
             for indices in later:
-                self._compute([buffer.items[i] for i in indices])
+                self._compute([items[i] for i in indices])
         finally:
-            trainer.actor.train()
+            self._actor.train()
         return bool(later)
 
     @torch.no_grad()
     def _compute(self, items: list[Experience]) -> None:
         """The forward pass of one micro-batch, as upstream's before the update."""
-        batch = batch_on_device(items, self._trainer.args)
-        _store_rows(items, policy_forward(self._trainer.actor, batch))
+        batch = batch_on_device(items, self._args)
+        _store_rows(items, policy_forward(self._actor, batch))
         self._check_or_mask(items)
 
     def _check_or_mask(self, items: list[Experience]) -> None:
-        skips = self._trainer.skips
         for item in items:
             prompt = item.prompts[0] if item.prompts else ""
-            if skips is None:
-                nonfinite.check_log_probs("policy", item.action_log_probs, item.action_mask, prompt)
-            elif bool(rows_not_finite(item.action_log_probs[None], item.action_mask[None])):
-                skips.mask_sample(item)
+            log_probs_1T, mask_1T = item.action_log_probs[None], item.action_mask[None]
+            if self._skips is None:
+                nonfinite.check_finite("log-probs of the policy", log_probs_1T, mask_1T, [prompt])
+            elif bool(rows_not_finite(log_probs_1T, mask_1T)):
+                self._skips.mask_sample(item)
 
     def store(self, items: list[Experience], log_probs_BT: torch.Tensor) -> None:
         """Store the old log-probs of the first optimizer step, for a second epoch.
@@ -96,7 +105,7 @@ class RankOldLogProbs:
         """
         _store_rows(items, log_probs_BT)
         # The step is skipped if they are not finite. A second epoch would use them again.
-        if self._trainer.skips is not None and self._trainer.max_epochs > 1:
+        if self._skips is not None and self._args.train.max_epochs > 1:
             self._check_or_mask(items)
 
 

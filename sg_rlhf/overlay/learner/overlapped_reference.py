@@ -99,9 +99,8 @@ class RankReference:
             self._fetched[step] = ray.get(self._pending[step])
         log_probs_BT = self._fetched[step][index]
         assert log_probs_BT.shape == experience.action_mask.shape
-        nonfinite.check_log_probs(
-            "reference model", log_probs_BT, experience.action_mask, experience.prompts[0]
-        )
+        cause = "log-probs of the reference model"
+        nonfinite.check_finite(cause, log_probs_BT, experience.action_mask, experience.prompts)
         experience.base_action_log_probs = log_probs_BT
 
     def clear(self) -> None:

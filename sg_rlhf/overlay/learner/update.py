@@ -15,7 +15,6 @@ DeepSpeed's engine and the model around it are upstream's.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import statistics
 import time
 from collections import defaultdict
@@ -27,6 +26,7 @@ from openrlhf.models import Actor, PolicyLoss
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer
 from ray.actor import ActorHandle
+from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from tqdm import tqdm
@@ -119,7 +119,6 @@ class SGActorPPOTrainer(SyncTrainer):
         )
         self._is_checked = False  # whether the engine's log-probs of this rollout are
         self._log = self._new_log()
-        self.old_log_probs = RankOldLogProbs(self)
         self.token_record = TokenRecord()
         self.reference = RankReference()
         self._seconds: defaultdict[str, float] = defaultdict(float)
@@ -132,12 +131,20 @@ class SGActorPPOTrainer(SyncTrainer):
         if self.args.sg.on_nonfinite == "skip":
             self.skips = nonfinite.RankSkips(self.args, self._faults, self.actor_scheduler)
             self.skips.spoil_gradients_of(self.actor.model.module)
+        self.old_log_probs = RankOldLogProbs(
+            actor, self.replay_buffer, self.batching, args, self.skips
+        )
         self._first_step: parameter_update_check.UpdateWatch | None = (
             parameter_update_check.UpdateWatch(self.actor.model.module, self.actor_optim)
         )
 
     def _new_log(self) -> UpdateLog:
-        return UpdateLog(self.strategy.ds_device_mesh["dp"].get_group())
+        return UpdateLog(self._data_parallel_group)
+
+    @property
+    def _data_parallel_group(self) -> ProcessGroup:
+        group: ProcessGroup = self.strategy.ds_device_mesh["dp"].get_group()
+        return group
 
     def _named_parameters(self) -> Iterable[tuple[str, torch.nn.Parameter]]:
         model: torch.nn.Module = self.actor.model.module
@@ -194,14 +201,18 @@ class SGActorPPOTrainer(SyncTrainer):
         started = time.perf_counter()
         if self.old_log_probs.compute_missing():
             self._seconds["update_old_log_probs"] = time.perf_counter() - started
-        weighting = self.loss_settings.weighting
+        weighting, items = self.loss_settings.weighting, self.replay_buffer.items
+        group = self._data_parallel_group
         self.constants = RolloutConstants(kl_coef=kl_ctl)
         if weighting.normalize == "batch_mean":
-            mean = rollout_constants.mean_weight(self, weighting)
+            mean = rollout_constants.mean_weight(items, group, self.loss_settings)
             self.constants = dataclasses.replace(self.constants, mean_weight=mean)
         if isinstance(weighting, TopEntropy):
-            batches = itertools.chain.from_iterable(self.batching.steps(self.replay_buffer))
-            threshold = rollout_constants.entropy_threshold(self, weighting, batches)
+            steps = self.batching.steps(self.replay_buffer)
+            batches = ([items[i] for i in indices] for step in steps for indices in step)
+            threshold = rollout_constants.entropy_threshold(
+                batches, group, self.actor, weighting, self.args
+            )
             self.constants = dataclasses.replace(self.constants, entropy_threshold=threshold)
 
     def _train_epochs(self) -> dict[str, float]:
@@ -222,7 +233,12 @@ class SGActorPPOTrainer(SyncTrainer):
         """Low-probability tokens first, then the others; omits a pass without a token."""
         constants, statuses = self.constants, []
         for name in lopti.PASSES:
-            if not rollout_constants.count_lopti_tokens(self, name):
+            if not rollout_constants.count_lopti_tokens(
+                self.replay_buffer.items,
+                self._data_parallel_group,
+                self.args.sg.lopti_threshold,
+                name,
+            ):
                 continue
             first_row = len(self._log.rows)
             self.constants = dataclasses.replace(constants, lopti_pass=name)

@@ -70,10 +70,6 @@ _OURS = "sg_rlhf.overlay"
 _CPU = f"{_OURS}.cpu.platform"
 
 PATCHES = (
-    Patch("openrlhf.trainer.ppo_utils.experience_maker", "apply_length_penalties",
-          f"{_OURS}.learner.experience_maker:with_equal_levelled",
-          "the advantages of equal rewards are rounding errors, divided by their own size",
-          wraps=True),
     Patch("openrlhf.models.actor", "Actor.__init__",
           f"{_OURS}.model.rotary:with_float32_frequencies",
           "ZeRO-3 loads rotary frequencies in bf16, another model than the one that samples",

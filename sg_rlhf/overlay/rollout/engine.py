@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
-import math
 import uuid
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -25,18 +24,17 @@ from vllm import RequestOutput, SamplingParams, TokensPrompt
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.output_processor import RequestOutputCollector
 
-from sg_rlhf.common.text import truncate
 from sg_rlhf.overlay.cpu import platform
 from sg_rlhf.overlay.fork_server import client as fork_server
 from sg_rlhf.overlay.reporting import activity
-from sg_rlhf.overlay.reporting.errors import EngineReplaced, RewardError
+from sg_rlhf.overlay.reporting.errors import EngineReplaced
 from sg_rlhf.overlay.rollout import core_errors
 from sg_rlhf.overlay.rollout.batch_barrier import BatchBarrier
 from sg_rlhf.overlay.rollout.dispatch import RequestTag
 from sg_rlhf.overlay.rollout.engine_pool import DEAD_CORE, EngineInstance
 from sg_rlhf.overlay.rollout.environment_agent import load_agent
 from sg_rlhf.overlay.rollout.executors import StrictSingleTurnExecutor, check_agent_rewards
-from sg_rlhf.overlay.rollout.samples import Response
+from sg_rlhf.overlay.rollout.samples import Response, reward_error
 from sg_rlhf.overlay.settings import worker_settings
 from sg_rlhf.run_dir.weight_versions import append_version
 from sg_rlhf.sampling import vllm_settings
@@ -45,7 +43,6 @@ from sg_rlhf.tasks import chat, registry, reward_values
 
 WORKER_EXTENSION = "sg_rlhf.overlay.weight_sync.receiver.BucketWorkerWrap"
 CPU_WORKER_EXTENSION = "sg_rlhf.overlay.weight_sync.cpu_receiver.CpuWorkerWrap"
-MAX_SHOWN_CHARACTERS = 600
 #: Seconds between two checks whether the core still runs.
 DEAD_CORE_SECONDS = 0.5
 #: Restarts of an engine's process by Ray. A run may allow fewer (``sg.engine_restarts``).
@@ -343,25 +340,15 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class): 
             why = str(cause)
         elif cause is not None:
             why = f"{type(cause).__name__}: {cause}"
-        raise RewardError(
-            f"the reward function failed on a rollout ({why}); label {truncate(output['label'])}; "
-            f"prompt {truncate(output['prompt'])}; "
-            f"the sample ends: {text[-MAX_SHOWN_CHARACTERS:]!r}"
-        )
+        raise reward_error(output, why, text)
 
     def _convert_numbers(self, output: Response) -> None:
         reward, score = output.get("reward"), output.get("scores")
         if reward is None and not self._expects_reward:
             return  # from a reward model, later
-        reward = output["reward"] = reward_values.number_of("rewards", reward)
+        output["reward"] = reward_values.number_of("rewards", reward)
         output["scores"] = None if score is None else reward_values.number_of("scores", score)
         output["extra_logs"] = reward_values.logs_of(output.get("extra_logs"))
-        if math.isfinite(reward):
-            return
-        if not worker_settings.current().skip_nonfinite:
-            raise reward_values.RewardValueError(f"`rewards` is {reward}, expected a finite number")
-        # The update skips its group. A non-finite score would pass dynamic filtering.
-        output["scores"] = 0.0
 
     async def ping(self) -> None:
         """Return once this process and the engine's core answer."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from argparse import Namespace
 from collections import deque
@@ -33,6 +34,7 @@ from sg_rlhf.overlay.rollout.samples import (
     Response,
     RolloutSamples,
     Sampling,
+    reward_error,
     to_experience,
 )
 from sg_rlhf.run_dir import timing_keys
@@ -168,9 +170,8 @@ class SamplesGenerator:
             self._submit(dispatcher, batch, sampling)
             completed: dict[int, list[Experience]] = {}
             for number, responses in dispatcher.completions():
-                completed[number] = self._experiences(responses)
-                for sample in completed[number]:
-                    _refuse_non_finite(sample)  # there is no update that could skip it
+                # There is no update that could skip a reward.
+                completed[number] = self._experiences(responses, may_skip=False)
                 finished = len(all_samples) + sum(map(len, completed.values()))
                 activity.show_progress(finished, total)
             all_samples += _in_order(completed)
@@ -286,12 +287,23 @@ class SamplesGenerator:
         self._filtered.append(sum(int(sample.action_mask.sum()) for sample in samples))
         return True
 
-    def _experiences(self, responses: Iterable[Response]) -> list[Experience]:
-        return [self._experience(response) for response in responses]
+    def _experiences(
+        self, responses: Iterable[Response], may_skip: bool = True
+    ) -> list[Experience]:
+        for response in responses:
+            self._check_log_names(response)
+            self._check_reward(response, may_skip and self.args.sg.on_nonfinite == "skip")
+        return [to_experience(response, self.sampling.max_len) for response in responses]
 
-    def _experience(self, response: Response) -> Experience:
-        self._check_log_names(response)
-        return to_experience(response, self.sampling.max_len)
+    def _check_reward(self, response: Response, may_skip: bool) -> None:
+        """Stop at a reward that is not finite, unless the update skips its group."""
+        reward = response["reward"]
+        if reward is None or math.isfinite(reward):
+            return
+        if not may_skip:
+            text = self._tokenizer.decode(response["observation_tokens"], skip_special_tokens=False)
+            raise reward_error(response, f"`rewards` is {reward}, expected a finite number", text)
+        response["scores"] = 0.0  # one that is not finite would pass dynamic filtering
 
     def _check_log_names(self, response: Response) -> None:
         """Upstream makes one column per name, which needs a value for every response."""
@@ -309,13 +321,3 @@ class SamplesGenerator:
 
 def _in_order(samples_by_prompt: dict[int, list[Experience]]) -> list[Experience]:
     return [s for number in sorted(samples_by_prompt) for s in samples_by_prompt[number]]
-
-
-def _refuse_non_finite(experience: Experience) -> None:
-    """With ``sg.on_nonfinite=skip`` the engine accepts such a reward."""
-    rewards = experience.rewards
-    if rewards is not None and not bool(torch.isfinite(rewards).all()):
-        raise RewardError(
-            f"the reward function gave {rewards.tolist()[0]} in an evaluation (prompt: "
-            f"{experience.prompts[0][-200:]!r}); sg.on_nonfinite=skip is for rollouts alone"
-        )

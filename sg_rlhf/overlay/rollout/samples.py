@@ -9,6 +9,11 @@ from typing import NotRequired, TypedDict
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 
+from sg_rlhf.common.text import truncate
+from sg_rlhf.overlay.reporting.errors import RewardError
+
+#: Characters of a sample in an error message.
+_MAX_CHARACTERS = 600
 #: A row of the data loader: sources, prompts, labels, images, each of one prompt.
 PromptRow = tuple[list[str], list[str], list[str], list[object]]
 
@@ -43,6 +48,20 @@ class Response(TypedDict):
     scores: float | None
     extra_logs: NotRequired[dict[str, float]]
     weight_versions: NotRequired[list[list[int]]]
+
+
+def reward_error(response: Response, why: str, text: str) -> RewardError:
+    """The error of a reward that cannot be used: one line with the cause and the sample.
+
+    Args:
+        response: it has the reward.
+        why: the cause.
+        text: prompt and response.
+    """
+    return RewardError(
+        f"the reward function failed on a rollout ({why}); label {truncate(response['label'])}; "
+        f"prompt {truncate(response['prompt'])}; the sample ends: {text[-_MAX_CHARACTERS:]!r}"
+    )
 
 
 @dataclass(frozen=True)

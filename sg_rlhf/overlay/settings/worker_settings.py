@@ -31,8 +31,6 @@ class WorkerSettings:
     Attributes:
         fused_log_probs: compute log-probs without logits (``actor.fused_logprobs``).
         share_prompts: a packed row holds each prompt once (``sg.share_prompts``).
-        skip_nonfinite: mask a sample whose reward is not finite instead of stopping the run
-            (``sg.on_nonfinite=skip``).
         param_dtype: ``ds.param_dtype``, which upstream does not pass to the engines.
         trusted_models: models whose own code may run (``sg.trust_remote_code``).
         engine_args: vLLM's arguments that the recipe sets (``vllm.engine_args``).
@@ -41,7 +39,6 @@ class WorkerSettings:
 
     fused_log_probs: bool = True
     share_prompts: bool = False
-    skip_nonfinite: bool = False
     param_dtype: str = "bf16"
     trusted_models: tuple[str, ...] = ()
     engine_args: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -58,7 +55,6 @@ class WorkerSettings:
         return cls(
             fused_log_probs=uses_fused_log_probs(args),
             share_prompts=shares_prompts(args),
-            skip_nonfinite=args.sg.on_nonfinite == "skip",
             param_dtype=args.ds.param_dtype,
             trusted_models=tuple(args.sg.trust_remote_code),
             engine_args=dict(args.sg.engine_args),

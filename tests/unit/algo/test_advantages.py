@@ -12,7 +12,6 @@ from sg_rlhf.algo.advantages import (
     equal_rewards,
     group_advantages,
     max_surrogate,
-    population_std_correction,
 )
 from sg_rlhf.algo.policy_loss import LossSettings, policy_loss
 from tests.unit.algo.batches import PROPERTY, UNIFORM, WIDE
@@ -36,14 +35,6 @@ def test_by_hand():
     root = 3**0.5
     population = [root, -1 / root, -1 / root, -1 / root]
     assert group_advantages(row, "population")[0].tolist() == pytest.approx(population)
-
-
-@pytest.mark.parametrize("group", [2, 3, 8, 16])
-def test_correction_turns_sample_into_population(group):
-    values = rewards(1, group=group)
-    corrected = group_advantages(values) * population_std_correction(group)
-    assert torch.allclose(corrected, group_advantages(values, "population"), rtol=1e-7, atol=1e-9)
-    assert not torch.allclose(corrected, group_advantages(values), rtol=1e-2)
 
 
 def test_population_squares_sum_to_the_group_size():
@@ -106,8 +97,6 @@ def test_refusals():
         group_advantages(rewards(0), "biased")
     with pytest.raises(ValueError, match="group size 1: expected 2 or more"):
         group_advantages(rewards(0, group=1))
-    with pytest.raises(ValueError, match="group_size=1: expected 2 or more"):
-        population_std_correction(1)
 
 
 #: Rewards 1, 4, 7 of three responses, and one that does not count: m = 4, s = 3 (2.449 of all).

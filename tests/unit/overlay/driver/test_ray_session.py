@@ -100,7 +100,6 @@ def test_a_worker_reads_the_settings_of_the_run(
     for name, value in ray_session.worker_variables(args, True).items():
         monkeypatch.setenv(name, value)
     assert worker_settings.current() == WorkerSettings(
-        skip_nonfinite=True,
         param_dtype="fp16",
         trusted_models=("org/model",),
         activity_log=str(tmp_path / "logs" / "phases.jsonl"),

@@ -76,7 +76,7 @@ class Generator(SamplesGenerator):
             ),
             data=SimpleNamespace(max_len=2048),
             train=SimpleNamespace(seed=42),
-            sg=SimpleNamespace(),
+            sg=SimpleNamespace(on_nonfinite="stop"),
             vllm=SimpleNamespace(enable_sleep=False),
             algo=SimpleNamespace(
                 dynamic_filtering_enable=filtering,
@@ -97,7 +97,10 @@ class Generator(SamplesGenerator):
     def generated(self) -> list[int]:
         return [prompt for _, prompt, _ in self.engines.requests]
 
-    def _experience(self, response: Any) -> Any:
+    def _experiences(self, responses: Any, may_skip: bool = True) -> list[Any]:
+        return [self.experience(response) for response in responses]
+
+    def experience(self, response: Any) -> Any:
         score = SimpleNamespace(item=lambda: 1.0 if response in self.solved else 0.5)
         self.responses += 1
         return SimpleNamespace(

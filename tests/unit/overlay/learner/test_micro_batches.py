@@ -22,7 +22,7 @@ from sg_rlhf.config import load_config
 from sg_rlhf.overlay.controller import rollout_stats
 from sg_rlhf.overlay.driver.arguments import upstream_arguments
 from sg_rlhf.overlay.learner import micro_batches
-from sg_rlhf.overlay.learner.experience_maker import SGExperienceMaker
+from sg_rlhf.overlay.learner.experience_maker import ExperienceMaker
 from sg_rlhf.overlay.learner.replay_buffer import BalancedBuffer, UpdateBatching
 from sg_rlhf.plan.shapes import shape_of
 from sg_rlhf.plan.time import sequence_flops
@@ -80,14 +80,12 @@ def padded(lengths: Iterable[int]) -> int:
     return len(lengths) * max(lengths)
 
 
-class Maker(SGExperienceMaker):
+class Maker(ExperienceMaker):
     """With a policy and a reference whose log-probs are told by the tokens alone."""
 
     def __init__(self, args: Any) -> None:
-        super().__init__(
-            None, None, None, None, SimpleNamespace(value=0.0),
-            SimpleNamespace(args=args), SimpleNamespace(pad_token_id=PAD),
-        )  # fmt: skip
+        kl: Any = SimpleNamespace(value=0.0)
+        super().__init__(args, None, None, None, kl, PAD)  # type: ignore[arg-type]
         self.passes: list[Any] = []
 
     def make_experience(self, samples_list: list[Any]) -> list[Any]:

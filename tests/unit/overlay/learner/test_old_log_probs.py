@@ -15,7 +15,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from transformers import GPT2Config, LlamaConfig, Qwen2Config
 
 from sg_rlhf.overlay.learner import old_log_probs, overlapped_reference
-from sg_rlhf.overlay.learner.experience_maker import SGExperienceMaker
+from sg_rlhf.overlay.learner.experience_maker import ExperienceMaker
 from sg_rlhf.overlay.learner.old_log_probs import has_train_time_noise
 from sg_rlhf.overlay.learner.update import SGActorPPOTrainer
 from sg_rlhf.overlay.reporting.errors import NonFiniteError
@@ -266,15 +266,13 @@ def test_a_models_configuration_tells_whether_it_draws(
     assert has_train_time_noise(actor) is found
 
 
-class Maker(SGExperienceMaker):
-    """Upstream's experience maker over models that answer at once."""
+class Maker(ExperienceMaker):
+    """Over models that answer at once."""
 
     def __init__(self, args: Any) -> None:
         self.asked: list[str] = []
-        super().__init__(
-            self.group("policy"), None, None, self.group("reference"),
-            SimpleNamespace(value=0.1), SimpleNamespace(args=args), SimpleNamespace(pad_token_id=0),
-        )  # fmt: skip
+        kl: Any = SimpleNamespace(value=0.1)
+        super().__init__(args, self.group("policy"), self.group("reference"), None, kl, 0)
 
     def group(self, name: str) -> Any:
         def run(method_name: str, **kwargs: Any) -> list[Any]:

@@ -59,8 +59,8 @@ def test_the_experience_is_handed_over_before_the_reference_has_answered(
     maker, experiences = made(monkeypatch)
     assert maker.asked == ["reference"] * 2  # once a step
     assert all(e.base_action_log_probs is None for e in experiences)
-    assert maker.reference is not None
-    asked = [values for of_step in maker.reference for values in of_step[0]]
+    assert maker.pending_reference is not None
+    asked = [values for of_step in maker.pending_reference for values in of_step[0]]
     assert [v.shape for v in asked] == [e.action_mask.shape for e in experiences]
 
 

@@ -13,9 +13,8 @@ from sg_rlhf.overlay.driver.arguments import UsageError
 from sg_rlhf.overlay.learner import micro_batches, nonfinite
 from sg_rlhf.overlay.reporting.errors import RewardError
 from sg_rlhf.overlay.rollout.engine import SGRolloutActor
-from sg_rlhf.overlay.rollout.generator import _refuse_non_finite
-from sg_rlhf.overlay.rollout.samples import Response, to_experience
-from sg_rlhf.overlay.settings import worker_settings
+from sg_rlhf.overlay.rollout.generator import SamplesGenerator
+from sg_rlhf.overlay.rollout.samples import Response, Sampling
 from tests.unit.overlay.learner.test_micro_batches import (
     DYNAMIC,
     GROUP,
@@ -86,6 +85,9 @@ def test_a_reward_takes_its_group_along(
     rest = [sample for place, sample in enumerate(rollout()) if place not in MATES]
     monkeypatch.setattr(micro_batches, "balances_micro_batches", lambda _args: False)
     monkeypatch.setattr(micro_batches, "training_micro_batches", lambda given, *_: given)
+    monkeypatch.setattr(
+        micro_batches, "scoring_micro_batches", lambda given, _: [[i] for i in range(len(given))]
+    )
     fewer = arguments(f"algo.advantage.estimator={estimator}")
     expected = {
         int(sequence[0]): (advantages, mask)
@@ -215,34 +217,38 @@ class Letters:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("-inf"), torch.tensor(float("inf")), None])
-def test_the_engine_hands_on_a_number_and_nothing_else(
-    value: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    output = {
+def test_the_engine_hands_on_a_number_and_nothing_else(value: Any) -> None:
+    output: Any = {
         "reward": value, "scores": value, "label": "A", "prompt": "p",
         "observation_tokens": [72, 105],
     }  # fmt: skip
-    monkeypatch.delenv(worker_settings.VARIABLE, raising=False)
-    with pytest.raises(RewardError, match="the reward function failed"):
-        Engine()._check_reward(output, Letters())
-    settings = worker_settings.WorkerSettings(skip_nonfinite=True)
-    monkeypatch.setenv(worker_settings.VARIABLE, settings.to_json())
-    if value is None:  # skipping is for numbers
+    if value is None:
         with pytest.raises(RewardError, match="the reward function failed"):
             Engine()._check_reward(output, Letters())
     else:
         Engine()._check_reward(output, Letters())
-        assert output["scores"] == 0.0
         torch.testing.assert_close(output["reward"], float(value), equal_nan=True)
 
 
-def test_in_an_evaluation_such_a_reward_stops() -> None:
+@pytest.mark.parametrize("on_nonfinite", ["stop", "skip"])
+@pytest.mark.parametrize("evaluates", [False, True])
+def test_a_reward_that_is_not_finite_stops_unless_the_update_skips_it(
+    on_nonfinite: str, evaluates: bool
+) -> None:
     response: Response = {
-        "observation_tokens": [1, 2, 3, 4], "action_ranges": [(2, 4)], "reward": float("nan"),
-        "scores": 0.0, "rollout_log_probs": None, "prompt": "the prompt", "label": "",
+        "observation_tokens": [72, 105, 33], "action_ranges": [(2, 3)], "reward": float("nan"),
+        "scores": float("nan"), "rollout_log_probs": None, "prompt": "Hi", "label": "A",
         "truncated": False,
     }  # fmt: skip
-    kept = to_experience(response, 64)
-    assert bool(kept.rewards.isnan())
-    with pytest.raises(RewardError, match="gave nan in an evaluation .prompt: 'the prompt'"):
-        _refuse_non_finite(kept)
+    generator: Any = object.__new__(SamplesGenerator)
+    generator.args = SimpleNamespace(sg=SimpleNamespace(on_nonfinite=on_nonfinite))
+    generator._tokenizer, generator._log_names = Letters(), None
+    generator.sampling = Sampling(1, 1.0, 1.0, None, 64)
+    if evaluates or on_nonfinite == "stop":
+        with pytest.raises(
+            RewardError, match=r"`rewards` is nan, expected a finite .* ends: 'Hi!'"
+        ):
+            generator._experiences([response], may_skip=not evaluates)
+    else:
+        (kept,) = generator._experiences([response])
+        assert bool(kept.rewards.isnan()) and kept.scores.tolist() == [0.0]

@@ -64,9 +64,6 @@ SIGNATURES: dict[tuple[str, str], str] = {
     ("utils/agent.py", "SingleTurnAgentExecutor._fetch_rewards_via_http"): (
         "self, queries_list, prompts_list, labels_list"
     ),
-    ("trainer/ppo_utils/experience_maker.py", "RemoteExperienceMaker.split_rollout_samples"): (
-        "self, rollout_samples"
-    ),
     ("trainer/ppo_utils/experience.py", "Experience.concat_experiences"): (
         "experiences_list, pad_token_id"
     ),
@@ -90,10 +87,6 @@ SIGNATURES: dict[tuple[str, str], str] = {
     ("utils/deepspeed/deepspeed.py", "DeepspeedStrategy.get_ds_train_config"): (
         "self, optim_dict, max_norm"
     ),
-    ("trainer/ppo_utils/experience_maker.py", "RemoteExperienceMaker.__init__"): (
-        "self, actor_model_group, critic_model_group, reward_model_group, initial_model_group, "
-        "kl_controller, strategy, tokenizer, **kwargs"
-    ),
     ("trainer/ray/launcher.py", "BaseModelActor._setup_distributed"): "self, strategy",
     ("trainer/ray/launcher.py", "ReferenceModelActor.init_model_from_pretrained"): (
         "self, strategy, pretrain"
@@ -108,10 +101,8 @@ SIGNATURES: dict[tuple[str, str], str] = {
     ("trainer/ray/launcher.py", "RayActorGroup.async_run_method_batch"): (
         "self, method_name, **kwargs"
     ),
-    (
-        "trainer/ppo_utils/experience_maker.py",
-        "RemoteExperienceMaker.compute_advantages_and_returns",
-    ): ("self, experiences"),
+    ("trainer/ppo_utils/length_penalty.py", "apply_length_penalties"): "experiences, args",
+    ("models/utils.py", "compute_reward"): "r, kl_coef, kl, action_mask, reward_clip_range",
     ("trainer/ray/vllm_engine.py", "RolloutRayActor.generate"): (
         "self, prompt_token_ids, sampling_params, multi_modal_data"
     ),
@@ -123,11 +114,6 @@ SIGNATURES: dict[tuple[str, str], str] = {
 
 #: (file, qualified name) -> names that its body must use, in this order.
 CALL_ORDER: dict[tuple[str, str], tuple[str, ...]] = {
-    # Its penalties are a row of the table; the rewards are levelled between them and the groups.
-    (
-        "trainer/ppo_utils/experience_maker.py",
-        "RemoteExperienceMaker.compute_advantages_and_returns",
-    ): ("apply_length_penalties", "std", "compute_reward", "get_cumulative_returns"),
     # The ranks' address and port.
     ("trainer/ray/launcher.py", "BaseDistributedActor.__init__"): ("_get_free_port",),
 }

@@ -11,7 +11,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 
+from sg_rlhf.overlay.learner.advantages import add_advantages
 from sg_rlhf.overlay.rollout.batch_barrier import BatchBarrier
 from sg_rlhf.overlay.rollout.generator import SamplesGenerator
 from sg_rlhf.overlay.rollout.samples import Sampling, to_experience
@@ -105,29 +107,38 @@ def test_a_response_that_is_left_alone_has_no_signal() -> None:
     assert found[7] == 0.0 and set(range(SAMPLES)) - set(found) == {4, 5, 6}
 
 
-@pytest.mark.parametrize("estimator", ESTIMATORS)
+def upstreams(samples: list[Any], args: Any) -> None:
+    """OpenRLHF's advantages, which know no equal and no missing rewards."""
+    strategy = SimpleNamespace(args=args)
+    maker = RemoteExperienceMaker(
+        None, None, None, None, SimpleNamespace(value=0.0), strategy, None
+    )
+    maker.compute_advantages_and_returns(samples)
+
+
+@pytest.mark.parametrize("estimator", [*ESTIMATORS, "reinforce"])
 @pytest.mark.parametrize("clip", [[], ["reward.clip_range=[-0.5,0.4]"]])
-def test_without_one_all_is_upstreams(
-    estimator: str, clip: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_one_all_is_upstreams(estimator: str, clip: list[str]) -> None:
+    """Bit for bit."""
     args = arguments(
         f"algo.advantage.estimator={estimator}", "reward.stop_properly_penalty_coef=0.5", *clip
     )
 
-    def cut_off() -> list[Any]:
+    def scored() -> list[Any]:
         samples = rollout()
         samples[2].truncated = torch.tensor([True])
+        for place, sample in enumerate(samples):
+            sample.index, sample.kl = [place], torch.zeros(sample.action_mask.shape)
         return samples
 
-    upstreams = Maker(args)
-    expected = advantages(upstreams, cut_off())
-    assert upstreams.empty_responses == 0
-    ours = Maker(args)
-    monkeypatch.setattr(
-        ours, "compute_advantages_and_returns",
-        lambda es: ours._advantages_of_nonempty(es, [torch.ones(len(e.index)).bool() for e in es]),
-    )  # fmt: skip
-    assert advantages(ours, cut_off()) == pytest.approx(expected, abs=1e-6)
+    ours, expected = scored(), scored()
+    add_advantages(ours, [torch.tensor([True])] * SAMPLES, args, 0.0)
+    upstreams(expected, args)
+    for e, other in zip(ours, expected, strict=True):
+        assert torch.equal(e.advantages, other.advantages)
+        assert torch.equal(e.returns, other.returns)
+        for name in ("return", "reward", "group_reward_std"):
+            assert torch.equal(e.info[name], other.info[name]), name
 
 
 def test_a_filter_by_scores_does_not_look_at_it() -> None:

@@ -6,6 +6,7 @@ real HTTP server; conversion, batching, advantages, loss and KL are upstream's a
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import math
@@ -36,7 +37,7 @@ from sg_rlhf.algo.kl import kl_estimate
 from sg_rlhf.algo.policy_loss import LossSettings, policy_loss
 from sg_rlhf.algo.token_weights import weight_sum_and_count
 from sg_rlhf.algo.weightings.grpo_sg import GrpoSG
-from sg_rlhf.overlay.learner.experience_maker import SGExperienceMaker
+from sg_rlhf.overlay.learner.advantages import add_advantages
 from sg_rlhf.overlay.reporting.errors import EnvironmentDown, RewardError
 from sg_rlhf.overlay.rollout.environment_agent import EnvironmentAgent, load_agent
 from sg_rlhf.overlay.rollout.samples import to_experience
@@ -475,8 +476,7 @@ def experience_of(outputs: list[dict[str, Any]], max_len: int) -> Experience:
     batch = Experience.concat_experiences(pieces, TOKENIZER.pad_token_id)
     batch.action_log_probs = -torch.rand(batch.action_mask.shape) * 0.2 - 0.05
     batch.kl = torch.zeros_like(batch.action_log_probs)
-    maker = object.__new__(SGExperienceMaker)
-    maker.args = SimpleNamespace(
+    args = argparse.Namespace(
         rollout=SimpleNamespace(n_samples_per_prompt=len(outputs), max_new_tokens=400),
         algo=SimpleNamespace(
             advantage=SimpleNamespace(estimator="group_norm", gamma=1.0, no_std_norm=False)
@@ -486,12 +486,9 @@ def experience_of(outputs: list[dict[str, Any]], max_len: int) -> Experience:
         ),
         sg=SimpleNamespace(advantage_std="sample"),
     )
-    maker.strategy = SimpleNamespace(args=maker.args)
-    maker.advantage_estimator = "group_norm"
-    maker.kl_ctl = SimpleNamespace(value=0.001)
     # A group with a spread, so that every token has an advantage.
     batch.rewards = torch.tensor([float(i % 2) for i in range(len(outputs))])
-    (batch,) = maker.compute_advantages_and_returns([batch])
+    add_advantages([batch], [batch.action_mask.bool().any(-1)], args, 0.001)
     return make_experience_batch(remove_padding_in_sequences(split_experience_batch(batch)))
 
 
