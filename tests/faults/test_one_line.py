@@ -251,7 +251,7 @@ def reward_func(queries, prompts, labels):
     ("fault", "line"),
     [
         ("first sync", "stopped: weight sync: engine 0 did not take bucket 1 of 1 (model.embed_"),
-        ("start", "failed: rollout engine "),
+        ("start", "stopped: rollout engine "),
     ],
 )
 def test_an_engine_that_fails_early_leaves_no_rank_waiting(

@@ -39,7 +39,7 @@ from sg_rlhf.overlay.reporting.errors import NonFiniteError, RunStopped, Termina
 from sg_rlhf.overlay.reporting.timing import PhaseTimer
 from sg_rlhf.overlay.rollout import async_buffer, engine_monitor
 from sg_rlhf.overlay.rollout.generator import SamplesGenerator
-from sg_rlhf.overlay.settings import rollout_plan, worker_settings
+from sg_rlhf.overlay.settings import rollout_plan
 from sg_rlhf.overlay.settings.lookup import value_of
 from sg_rlhf.overlay.weight_sync import log_prob_check
 from sg_rlhf.run_dir import jsonl_log, timing_keys, weight_versions
@@ -111,7 +111,6 @@ class Controller:
         self._plan = rollout_plan.plan(len(self._prompts), args)
         self._async_config = async_config(value_of(args))
         self._buffer: async_buffer.AsyncRolloutBuffer | None = None
-        self._engine_start: engine_monitor.StartMonitor | None = None
         self._global_step = 0  # rollouts trained so far
         self._staleness: dict[str, float] = {}
         self._sync_metrics: dict[str, float] = {}
@@ -122,7 +121,7 @@ class Controller:
         activity.set_status(rollout, section)
 
     def prepare(self) -> int:
-        """Check the prompts and watch the engines until training begins.
+        """Check the prompts.
 
         Returns:
             Optimizer steps of the run.
@@ -133,20 +132,12 @@ class Controller:
         for loader in (self._prompts, *self._evaluation.loaders):
             loader.dataset.check()
         rollout_plan.check_prompts(self._plan, self.args)
-        self._engine_start = engine_monitor.StartMonitor(
-            self._engine_handles,
-            self._policy._actor_handlers,
-            self._run_dir,
-            worker_settings.start_seconds(self.args.sg.engine_timeout),
-        )
         return self._plan.optimizer_steps
 
     # -- the loop ------------------------------------------------------------------------------
 
     def fit(self) -> None:
         """Train, with an evaluation before the first and after the last update."""
-        if self._engine_start is not None:
-            self._engine_start.stop()
         self._sync = EngineSync(self.args, self._policy, self._engine_handles)
         self._engines = self._generator.engines = self._sync.pool
         self._evaluation.pop_replacement_count = self._engines.pop_replacement_count

@@ -7,10 +7,11 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from typing import Any
+from pathlib import Path
 
 import ray
 from openrlhf.trainer.ray.launcher import RayActorGroup
+from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from sg_rlhf.config.derived import topology
@@ -38,6 +39,8 @@ def train(args: Namespace, placement: Placement) -> None:
     strategy = Strategy(args)
     strategy.print(args)
     value, model = value_of(args), args.actor.model_name_or_path
+    if args.sg.run_dir:  # of an earlier start
+        (Path(args.sg.run_dir) / engine_monitor.FILE).unlink(missing_ok=True)
 
     engines = start_engines(args, placement)
     policy = start_ranks(SGPolicyModelActor, args.actor, placement, topology.POLICY)
@@ -54,9 +57,9 @@ def train(args: Namespace, placement: Placement) -> None:
 
     # Reads the prompts; the learning rate is scheduled over the optimizer steps that they give.
     steps = ray.get(controller.prepare.remote())
+    seconds = worker_settings.start_seconds(args.sg.engine_timeout)
     if args.vllm.enable_sleep:
         # Meanwhile the ranks have imported. They take nothing of a GPU before they load the model.
-        seconds = worker_settings.start_seconds(args.sg.engine_timeout)
         engine_monitor.wait_for_start(engines, seconds)
         ray.get([engine.sleep.remote() for engine in engines])
     loading = policy.async_init_model_from_pretrained(strategy, model, steps, engines)
@@ -65,13 +68,13 @@ def train(args: Namespace, placement: Placement) -> None:
     if reward is not None:
         path = args.reward.model_name_or_path
         loading += reward.async_init_model_from_pretrained(strategy, path)
-    ray.get(loading)
+    engine_monitor.wait_for_start(engines, seconds, loading)
 
     ray.get(controller.fit.remote())
     ray.get(policy.async_save_model())
 
 
-def start_ranks(rank: type, layout: Any, placement: Placement, model: str) -> RayActorGroup:
+def start_ranks(rank: type, layout: Namespace, placement: Placement, model: str) -> RayActorGroup:
     """Start the ranks of a model, each on its GPU. They load it later.
 
     Args:
@@ -89,7 +92,7 @@ def start_ranks(rank: type, layout: Any, placement: Placement, model: str) -> Ra
     )
 
 
-def start_engines(args: Namespace, placement: Placement) -> list[Any]:
+def start_engines(args: Namespace, placement: Placement) -> list[ActorHandle]:
     """Start the rollout engines, and do not wait for them."""
     vllm, size = args.vllm, args.vllm.tensor_parallel_size
     share = SHARE if placement.is_shared(topology.ENGINES) else 1

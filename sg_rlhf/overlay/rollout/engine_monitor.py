@@ -1,13 +1,9 @@
 """Health checks of the rollout engines: from their start to the end of training.
 
-- :func:`wait_for_start`: the driver, until colocated engines have started, to let them sleep.
-- :class:`StartMonitor`: until training begins. The policy's first rank waits in the weight-sync
-  rendezvous for every engine, so an engine that fails to start must end the run.
-- :func:`monitor`: during training. The controller may be in a call of upstream's that has no
-  deadline, so a silent engine is killed: its callers get an error, and Ray restarts it. Where no
-  restart is allowed, the run ends.
-
-A run that ends for its engines leaves a line in :data:`FILE`; the driver prints it.
+:func:`wait_for_start` is the driver's, until training begins. :func:`monitor` is the controller's,
+during training: the controller may be in a call that has no deadline, so a silent engine is killed.
+Its callers get an error, and Ray restarts it. Where no restart is allowed, the controller ends and
+leaves a line in :data:`FILE`, which the driver prints.
 """
 
 from __future__ import annotations
@@ -25,7 +21,7 @@ from ray.actor import ActorHandle
 
 from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.overlay.reporting import error_report
-from sg_rlhf.overlay.reporting.errors import EngineLost
+from sg_rlhf.overlay.reporting.errors import EngineLost, reraise_run_error
 from sg_rlhf.overlay.rollout.engine_pool import (
     POLL_INTERVAL,
     START_TIMEOUT,
@@ -41,93 +37,52 @@ PING_INTERVAL = 5.0
 FILE = Path("logs") / "lost_engine.txt"
 
 
-# -- the start ---------------------------------------------------------------------------------
-
-
 def wait_for_start(
-    handles: Sequence[ActorHandle], seconds: float, stopped: threading.Event | None = None
+    engines: Sequence[ActorHandle], seconds: float, loading: Sequence[ObjectRef] = ()
 ) -> None:
-    """Return when every engine has answered, or soon after ``stopped`` is set.
+    """Return when every engine has answered and the ranks are loaded.
+
+    A rank waits for every engine in the weight-sync rendezvous. So the engines are pinged until all
+    ranks have left it.
+
+    Args:
+        engines: of the run.
+        seconds: for all engines to answer.
+        loading: results of the ranks' calls.
 
     Raises:
-        EngineLost: an engine did not answer in time.
-        RayError: an engine did not start; a note says which.
+        EngineLost: an engine did not start, did not answer in time, or died.
     """
-    pending = {handle.ping.remote(): index for index, handle in enumerate(handles)}
+    left, pings = list(loading), {e.ping.remote(): i for i, e in enumerate(engines)}
     deadline = time.monotonic() + seconds
-    while pending and not (stopped and stopped.is_set()):
-        remaining = max(0.0, deadline - time.monotonic())
-        ready, _ = ray.wait(list(pending), num_returns=1, timeout=min(POLL_INTERVAL, remaining))
+    while pings or left:
+        ready, _ = ray.wait([*left, *pings], num_returns=1, timeout=POLL_INTERVAL)
         for reference in ready:
-            index = pending.pop(reference)
+            index = pings.pop(reference, None)
             try:
                 ray.get(reference)
             except ray.exceptions.RayError as error:
-                error.add_note(f"rollout engine {index} did not start")
-                if is_engine_failure(error) and (cause := core_error(handles[index])):
-                    error.add_note(f"rollout engine {index} did not start: {cause}")
-                raise
-        if pending and time.monotonic() > deadline:
+                if index is None:
+                    raise
+                reraise_run_error(error)
+                raise EngineLost(_start_failure(index, engines[index], error)) from error
+            if index is None:
+                left.remove(reference)
+        if pings and time.monotonic() > deadline:
             raise EngineLost(
-                f"rollout {engine_names(sorted(pending.values()))} did not start within "
+                f"rollout {engine_names(sorted(pings.values()))} did not start within "
                 f"{seconds:g} s (six times sg.engine_timeout; logs/)"
             )
+        if left and not pings:
+            ray.wait(left, num_returns=len(left), timeout=POLL_INTERVAL)
+            pings = {e.ping.remote(): i for i, e in enumerate(engines)}
+            deadline = time.monotonic() + seconds
 
 
-# -- health checks -----------------------------------------------------------------------------
-
-
-class StartMonitor:
-    """Ends the start of a run whose engines fail to start. Runs in a thread until stopped.
-
-    The policy's first rank waits for every engine in the weight-sync rendezvous, and the driver
-    waits for the rank. Killing the ranks ends both waits.
-
-    Args:
-        handles: the engines.
-        ranks: of the policy.
-        run_dir: for :data:`FILE`; None for none.
-        timeout: seconds for all engines to answer.
-    """
-
-    def __init__(
-        self,
-        handles: Sequence[ActorHandle],
-        ranks: Sequence[ActorHandle],
-        run_dir: Path | None,
-        timeout: float,
-    ) -> None:
-        self._handles, self._ranks = handles, ranks
-        self._run_dir, self._timeout = run_dir, timeout
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="engine start", daemon=True)
-        if run_dir is not None:
-            (run_dir / FILE).unlink(missing_ok=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Training begins: :func:`monitor` watches the engines from now on."""
-        self._stopped.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        try:
-            # Again and again: one may also die after its start, before the ranks have connected.
-            while not self._stopped.is_set():
-                wait_for_start(self._handles, self._timeout, self._stopped)
-                self._stopped.wait(POLL_INTERVAL)
-            return
-        except EngineLost as error:
-            line = str(error)
-        except ray.exceptions.RayError as error:
-            line = error_report.summarize(error)
-            if ": " in (note := error.__notes__[-1]):
-                line = note
-            elif not line.startswith("rollout engine"):
-                line = f"{note}: {line}"
-        _leave_message(self._run_dir, line)
-        for rank in self._ranks:
-            ray.kill(rank)
+def _start_failure(index: int, engine: ActorHandle, error: Exception) -> str:
+    line = (is_engine_failure(error) and core_error(engine)) or error_report.summarize(error)
+    is_named = line.startswith("rollout engine")
+    return line if is_named else f"rollout engine {index} did not start: {line}"
 
 
 @contextlib.contextmanager
@@ -145,12 +100,8 @@ def monitor(engines: EnginePool | None, seconds: float, run_dir: Path | None) ->
         return
     (run_dir / FILE).unlink(missing_ok=True)
     stopped = threading.Event()
-    thread = threading.Thread(
-        target=_monitor_forever,
-        args=(engines, seconds, run_dir, stopped),
-        name="engine monitor",
-        daemon=True,
-    )
+    arguments = (engines, seconds, run_dir, stopped)
+    thread = threading.Thread(target=_monitor, args=arguments, name="engine monitor", daemon=True)
     thread.start()
     try:
         yield
@@ -165,66 +116,41 @@ def failure_message(run_dir: str | Path | None) -> str | None:
     return file.read_text().strip() if file is not None and file.is_file() else None
 
 
-def _monitor_forever(
-    engines: EnginePool, seconds: float, run_dir: Path, stopped: threading.Event
-) -> None:
-    """Monitor, and restart after an error of the monitor itself."""
-    while not stopped.is_set():
-        try:
-            _monitor(engines, seconds, run_dir, stopped)
-        except Exception as error:
-            print(f"the health check of the engines was restarted: {error_report.summarize(error)}")
-            stopped.wait(min(PING_INTERVAL, seconds / 4))
-
-
 def _monitor(engines: EnginePool, seconds: float, run_dir: Path, stopped: threading.Event) -> None:
-    #: When each engine's silence is too long.
-    deadlines = dict.fromkeys(range(len(engines.handles)), time.monotonic() + seconds)
+    indices = range(len(engines.handles))
+    answered = dict.fromkeys(indices, time.monotonic())
+    #: Seconds of silence that each engine has; one that restarts has more.
+    limits = dict.fromkeys(indices, seconds)
     pings: dict[int, ObjectRef] = {}
-    killed: set[int] = set()
-    dead: set[int] = set()
     while not stopped.wait(min(PING_INTERVAL, seconds / 4)):
-        for index in deadlines:
+        for index in indices:
             if index not in pings:
                 pings[index] = engines.handles[index].ping.remote()
-        answered, _ = ray.wait(list(pings.values()), num_returns=len(pings), timeout=0)
-        for index in [i for i, reference in pings.items() if reference in answered]:
-            reference = pings.pop(index)
+        ready, _ = ray.wait(list(pings.values()), num_returns=len(pings), timeout=0)
+        for index in [i for i, reference in pings.items() if reference in ready]:
             try:
-                ray.get(reference)
-            except ray.exceptions.RayError:
-                # Its callers get the same error and restart it, which may take a while; once.
-                if index not in dead:
-                    dead.add(index)
-                    deadlines[index] = time.monotonic() + seconds + START_TIMEOUT
+                ray.get(pings.pop(index))
+            except ray.exceptions.RayError:  # its callers get the same error and restart it
+                limits[index] = seconds + START_TIMEOUT
             else:
-                deadlines[index] = time.monotonic() + seconds
-                killed.discard(index)
-                dead.discard(index)
-        silent = [i for i, deadline in deadlines.items() if time.monotonic() > deadline]
-        if not silent or stopped.is_set():
-            continue
-        if any(i in killed or not engines.can_replace(i) for i in silent):
+                answered[index], limits[index] = time.monotonic(), seconds
+        silent = [i for i in indices if time.monotonic() - answered[i] > limits[i]]
+        if stopped.is_set():
+            return
+        if any(limits[i] > seconds or not engines.can_replace(i) for i in silent):
             _abort_run(silent, seconds, run_dir)
         for index in silent:
             print(f"rollout engine {index} gave no answer for {seconds:g} s: killed", flush=True)
-            killed.add(index)
-            deadlines[index] = time.monotonic() + START_TIMEOUT
+            limits[index] = seconds + START_TIMEOUT
             engines.terminate(index)
 
 
 def _abort_run(silent: Sequence[int], seconds: float, run_dir: Path) -> None:
-    _leave_message(
-        run_dir,
+    line = (
         f"rollout {engine_names(silent)} did not answer for {seconds:g} s "
-        "(sg.engine_timeout): stopped, hung, or disconnected from the controller",
+        "(sg.engine_timeout): stopped, hung, or disconnected from the controller"
     )
-    os._exit(1)
-
-
-def _leave_message(run_dir: Path | None, line: str) -> None:
-    """For :func:`failure_message`, and for the log."""
     print(line, flush=True)
-    if run_dir is not None:
-        with contextlib.suppress(OSError):
-            write_whole(run_dir / FILE, line + "\n")
+    with contextlib.suppress(OSError):
+        write_whole(run_dir / FILE, line + "\n")
+    os._exit(1)

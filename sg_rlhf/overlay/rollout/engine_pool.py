@@ -183,15 +183,15 @@ class EnginePool:
 
     def _wait_until_restarted(self, index: int) -> EngineInstance:
         handle, lost = self.handles[index], self.instances[index]
-        deadline, unplaced_until = time.monotonic() + START_TIMEOUT, None
+        started = placed_at = time.monotonic()
         reference = handle.instance.remote()
-        while (now := time.monotonic()) < deadline:
+        while (now := time.monotonic()) < started + START_TIMEOUT:
             # A call to an engine without a placement waits, or fails at once.
             if _has_placement(lost):
-                unplaced_until = None
-            elif now > (unplaced_until := unplaced_until or now + PLACEMENT_TIMEOUT):
+                placed_at = now
+            elif now > placed_at + PLACEMENT_TIMEOUT:
                 raise EngineLost(_no_capacity_message(index, lost))
-            ready, _ = ray.wait([reference], timeout=min(POLL_INTERVAL, deadline - now))
+            ready, _ = ray.wait([reference], timeout=POLL_INTERVAL)
             if not ready:
                 continue
             try:

@@ -87,7 +87,7 @@ def trainer(prompts: int = 10, **sg: Any) -> Any:
     made._state = ControllerState(made._generator, made._kl_controller)
     made._plan = rollout_plan.plan(prompts, made.args)
     made._prompts = SimpleNamespace(dataset=SimpleNamespace(check=lambda: None))
-    made._run_dir, made._engine_start = None, None
+    made._run_dir = None
     made._async_config = made._buffer = None
     made._staleness, made._sync_metrics = {}, {}
     made._clock, made._global_step = PhaseTimer(), 0

@@ -19,7 +19,7 @@ def test_ranks_and_controller_start_while_colocated_engines_do(
 ) -> None:
     monkeypatch.setenv("SG_PLATFORM", "cpu")
     args = upstream_arguments(load_config("configs/kk/grpo_sg_tiny_cpu.yaml"))
-    args.vllm.enable_sleep = sleeps
+    args.vllm.enable_sleep, args.sg.run_dir = sleeps, None
     order: list[str] = []
     engine, policy, controller = MagicMock(), MagicMock(), MagicMock()
     engine.sleep.remote.side_effect = lambda: order.append("engine sleeps")
@@ -42,4 +42,4 @@ def test_ranks_and_controller_start_while_colocated_engines_do(
     )
     driver.train(args, MagicMock())
     waits = ["engine has started", "engine sleeps"] if sleeps else []
-    assert order == ["ranks", "controller", *waits, "load"]
+    assert order == ["ranks", "controller", *waits, "load", "engine has started"]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import ray
 
-from sg_rlhf.overlay.reporting.errors import EngineLost
+from sg_rlhf.overlay.reporting.errors import EngineLost, RewardError, RunStopped
 from sg_rlhf.overlay.rollout import core_errors, engine_monitor
 from sg_rlhf.overlay.rollout.engine_pool import EngineInstance, EnginePool
 
@@ -77,24 +77,6 @@ def test_nobody_replaces_one_while_the_ranks_have_work() -> None:
     assert engines.replaced == [1]
 
 
-def test_an_error_of_the_monitor_itself_is_printed_and_does_not_end_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    stopped, calls = threading.Event(), []
-
-    def monitor(engines: Any, seconds: float, run_dir: Path, stopped: threading.Event) -> None:
-        calls.append(engines)
-        if len(calls) == 1:
-            raise RuntimeError("what nobody expected")
-        stopped.set()
-
-    monkeypatch.setattr(engine_monitor, "_monitor", monitor)
-    engine_monitor._monitor_forever("engines", 0.01, tmp_path, stopped)  # type: ignore[arg-type]
-    assert calls == ["engines", "engines"]
-    (line,) = capsys.readouterr().out.splitlines()
-    assert line.endswith("was restarted: RuntimeError: what nobody expected")
-
-
 class Reference:
     """Of a ping, with its result: None, an error, or no answer."""
 
@@ -102,13 +84,26 @@ class Reference:
         self.result = result
 
 
+class Loading(Reference):
+    """Of a rank, which has loaded once every engine was pinged five times."""
+
+    def __init__(self, pings: list[int]) -> None:
+        self.pings = pings
+
+    @property
+    def result(self) -> Any:
+        return None if min(self.pings, default=5) >= 5 else "silent"
+
+    @result.setter
+    def result(self, _result: Any) -> None:
+        """It is never set."""
+
+
 @pytest.fixture
-def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """Start engines with these ping results; returns the killed ranks and the message."""
+def start(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Start engines with these ping results, and a rank that waits for all of them."""
 
-    def run(*results: Any, timeout: float = 60.0) -> tuple[list[str], str | None]:
-        killed: list[str] = []
-
+    def run(*results: Any, timeout: float = 60.0, with_rank: bool = True) -> None:
         def wait(references: list[Any], **_: Any) -> tuple[list[Any], list[Any]]:
             ready = [r for r in references if r.result != "silent"][:1]
             return ready, [r for r in references if r not in ready]
@@ -117,7 +112,7 @@ def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
             if isinstance(reference.result, Exception):
                 raise reference.result
 
-        local = SimpleNamespace(wait=wait, get=get, kill=killed.append, exceptions=ray.exceptions)
+        local = SimpleNamespace(wait=wait, get=get, exceptions=ray.exceptions)
         monkeypatch.setattr(engine_monitor, "ray", local)
         monkeypatch.setattr(engine_monitor, "POLL_INTERVAL", 0.0)
         # An engine has a list where its pings differ: the last result is that of all later ones.
@@ -128,75 +123,47 @@ def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
             pings[index] += 1
             return Reference(left[index].pop(0) if len(left[index]) > 1 else left[index][0])
 
-        handles = [
+        engines: list[Any] = [
             SimpleNamespace(ping=SimpleNamespace(remote=functools.partial(ping, index)))
             for index in range(len(left))
         ]
-        (tmp_path / "logs").mkdir(exist_ok=True)
-        started = engine_monitor.StartMonitor(handles, ["rank 0", "rank 1"], tmp_path, timeout)
-        while started._thread.is_alive() and min(pings) < 5:
-            started._thread.join(0.01)
-        started.stop()
-        return killed, engine_monitor.failure_message(tmp_path)
+        loading: list[Any] = [Loading(pings)] if with_rank else []
+        engine_monitor.wait_for_start(engines, timeout, loading)
 
     return run
 
 
-def test_an_engine_that_fails_to_start_ends_the_wait_of_the_ranks(start: Any) -> None:
+def test_an_engine_that_fails_to_start_ends_the_wait_for_the_ranks(start: Any) -> None:
     """The first rank waits for it in the weight-sync rendezvous."""
     error = ray.exceptions.RaySystemError("the core died")
-    killed, message = start(None, error)
-    assert killed == ["rank 0", "rank 1"]
-    assert message is not None and message.startswith("rollout engine 1 did not start: ")
-    assert "\n" not in message and "the core died" in message
+    with pytest.raises(EngineLost, match=r"^rollout engine 1 did not start: .*the core died"):
+        start(None, error)
 
 
 def test_an_engine_that_never_answers_ends_it_at_the_deadline(start: Any) -> None:
-    killed, message = start("silent", None, timeout=0.0)
-    assert killed == ["rank 0", "rank 1"]
-    line = "rollout engine 0 did not start within 0 s (six times sg.engine_timeout; logs/)"
-    assert message == line
+    line = r"^rollout engine 0 did not start within 0 s \(six times sg.engine_timeout; logs/\)$"
+    with pytest.raises(EngineLost, match=line):
+        start("silent", None, timeout=0.0)
+    with pytest.raises(EngineLost, match=line):
+        start("silent", None, timeout=0.0, with_rank=False)
 
 
 def test_an_engine_that_dies_after_its_start_ends_it_too(start: Any) -> None:
     """Before the ranks have connected to it."""
-    killed, message = start(None, [None, None, ray.exceptions.RaySystemError("the core died")])
-    assert killed == ["rank 0", "rank 1"]
-    assert message is not None and message.startswith("rollout engine 1 did not start: ")
+    with pytest.raises(EngineLost, match=r"^rollout engine 1 did not start: .*the core died"):
+        start(None, [None, None, ray.exceptions.RaySystemError("the core died")])
+
+
+def test_an_error_that_stops_a_run_is_raised_as_it_is(start: Any) -> None:
+    error = ray.exceptions.RaySystemError("an engine")
+    error.__cause__ = RewardError("no such reward file")
+    with pytest.raises(RunStopped, match="^no such reward file$"):
+        start(error)
 
 
 def test_engines_that_start_end_nothing(start: Any) -> None:
-    assert start(None, None) == ([], None)
-
-
-def test_colocated_engines_start_within_the_deadline_before_they_sleep(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pings = [Reference(None), Reference("silent")]
-    local = SimpleNamespace(
-        wait=lambda pending, **_: ([r for r in pending if r.result is None], []),
-        get=lambda _reference: None,
-        exceptions=ray.exceptions,
-    )
-    monkeypatch.setattr(engine_monitor, "ray", local)
-    handles = [SimpleNamespace(ping=SimpleNamespace(remote=lambda p=p: p)) for p in pings]
-    with pytest.raises(EngineLost, match="engine 1 did not start within 0 s "):
-        engine_monitor.wait_for_start(handles, 0.0)
-    pings[1].result = None
-    engine_monitor.wait_for_start(handles, 0.0)
-
-
-def test_an_engine_that_fails_to_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    def get(_reference: Reference) -> None:
-        raise ray.exceptions.RaySystemError("no such model")
-
-    local = SimpleNamespace(
-        wait=lambda pending, **_: (pending, []), get=get, exceptions=ray.exceptions
-    )
-    monkeypatch.setattr(engine_monitor, "ray", local)
-    handle = SimpleNamespace(ping=SimpleNamespace(remote=lambda: Reference(None)))
-    with pytest.raises(ray.exceptions.RaySystemError, match="no such model"):
-        engine_monitor.wait_for_start([handle], 60.0)
+    start(None, None)
+    start(None, None, with_rank=False)
 
 
 CORES_LOG = """\
