@@ -45,6 +45,7 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from lab.bench.common import processor, write
 from lab.experiments.graders.self_grading import FILES, Gold, read_golds
+from sg_rlhf.tasks.math.answers import worker
 from sg_rlhf.tasks.math.answers.normalize import canonical, equal_exactly, normalize, parse_number
 from sg_rlhf.tasks.math.grading import Grade, Reason, WorkerPool, grade_many
 
@@ -173,7 +174,7 @@ def make_pairs(golds: list[Gold], count: int, seed: int) -> list[Pair]:
 
 def plain_child(pipe: Connection) -> None:
     """Grades what comes through the pipe with the plain library until told to stop."""
-    from math_verify import parse, verify
+    from math_verify import parse, verify  # type: ignore[import-untyped]
 
     logging.disable(logging.CRITICAL)
     for descriptor in (1, 2):
@@ -237,7 +238,7 @@ def cpu_seconds() -> float:
     return total
 
 
-def ours(pairs: list[Pair], workers: int, label: str) -> tuple[list[Grade], dict[str, float]]:
+def ours(pairs: list[Pair], workers: int) -> tuple[list[Grade], dict[str, float]]:
     pool = WorkerPool(workers)
     start = time.perf_counter()
     # Enough for every worker to be up before the clock starts.
@@ -246,8 +247,7 @@ def ours(pairs: list[Pair], workers: int, label: str) -> tuple[list[Grade], dict
     )
     ready = time.perf_counter()
     cpu = cpu_seconds()
-    with tqdm(total=len(pairs), desc=label) as bar:
-        grades = grade_many([(p.response, p.source.text) for p in pairs], pool, bar.update)
+    grades = grade_many([(p.response, p.source.text) for p in pairs], pool)
     wall = time.perf_counter() - ready
     cpu = cpu_seconds() - cpu
     pool.close()
@@ -340,10 +340,10 @@ def fast_against_slow(pairs: list[Pair], grades: list[Grade], workers: int) -> d
         verdict = equal_exactly(grade.extracted, pair.source.text) if grade.extracted else None
         if verdict is not None and grade.reason in (Reason.CORRECT, Reason.WRONG):
             decided[normalize(grade.extracted or ""), normalize(pair.source.text)] = verdict
-    waiting = [(texts, pool.submit(texts[0], (texts[1],))) for texts in decided]
+    waiting = [(texts, pool.submit(worker.compare, texts[0], (texts[1],))) for texts in decided]
     differ: Counter[str] = Counter()
-    for texts, verdict in tqdm(waiting, "fast path against slow"):
-        slow = verdict()
+    for texts, finish in tqdm(waiting, "fast path against slow"):
+        slow = finish()
         if (slow is Reason.CORRECT) != decided[texts]:
             numbers = all(parse_number(text) is not None for text in texts)
             way = "equal" if decided[texts] else "unequal"
@@ -372,9 +372,9 @@ def main() -> None:
     pairs = make_pairs(golds, args.pairs, args.seed)
     load_before = round(os.getloadavg()[0], 2)
 
-    grades, figures = ours(pairs, args.workers, "ours")
+    grades, figures = ours(pairs, args.workers)
     benign = [pair for pair in pairs if pair.kind != "hostile"]
-    _, benign_figures = ours(benign, args.workers, "ours, without hostile")
+    _, benign_figures = ours(benign, args.workers)
     fast = fast_against_slow(pairs, grades, args.workers)
     library = PlainLibrary()
     plain = [
@@ -430,7 +430,10 @@ def main() -> None:
         with args.texts.open("w") as file:
             for pair, grade, other in zip(pairs, grades, plain, strict=True):
                 if grade.correct != other.verdict:
-                    row = {"gold": pair.source.text, "response": pair.response[-300:]}
+                    row: dict[str, Any] = {
+                        "gold": pair.source.text,
+                        "response": pair.response[-300:],
+                    }
                     row |= {"why": explain(pair, grade, other), "plain": other.verdict}
                     file.write(json.dumps({**row, "ours": asdict(grade)}) + "\n")
     every, harmless_only = result["all"], result["without_hostile"]

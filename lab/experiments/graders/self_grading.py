@@ -67,7 +67,7 @@ class Result:
 
 def read_golds(path: Path) -> list[Gold]:
     """Every gold of every row of a file; numbers as the text that the data command writes."""
-    if path.suffix == ".jsonl":
+    if path.suffix != ".parquet":
         rows = read_rows(path)
         return [
             Gold(path.name, row, position, text)
@@ -87,7 +87,7 @@ def read_golds(path: Path) -> list[Gold]:
 @cache
 def plain_math_verify(text: str) -> bool:
     """The library's own verdict on a boxed gold, as its manual shows the call."""
-    from math_verify import parse, verify
+    from math_verify import parse, verify  # type: ignore[import-untyped]
 
     return verify(
         parse(f"${text.strip().strip('$')}$"), parse(f"The answer is $\\boxed{{{text}}}$.")
