@@ -114,7 +114,7 @@ def _at(value: Any, keys: list[str]) -> list[float]:
             raise KeyError(f"{key}: no such entry")
         return found
     try:
-        return _at(value[int(key) if isinstance(value, list) else key], rest)
+        return _at(value[int(key)] if isinstance(value, list) else value[key], rest)
     except (IndexError, ValueError):
         raise KeyError(key) from None
 

@@ -95,10 +95,10 @@ def theirs(args: argparse.Namespace) -> dict[str, Any]:
 
     cpu = cpu_only()
     set_environment("vllm", cpu, replicas=1)
-    import lm_eval
+    import lm_eval  # type: ignore[import-untyped]
     from datasets import Dataset, DatasetDict
-    from lm_eval.api.task import ConfigurableTask
-    from lm_eval.models.vllm_causallms import VLLM
+    from lm_eval.api.task import ConfigurableTask  # type: ignore[import-untyped]
+    from lm_eval.models.vllm_causallms import VLLM  # type: ignore[import-untyped]
 
     from sg_rlhf.tasks.kk.harnesses import grade_paper
 

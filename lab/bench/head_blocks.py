@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import functools
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -54,7 +55,7 @@ def main() -> None:
             gradients = sum(x.numel() * x.element_size() for x in data[:2])
             for rows in ROWS if tokens > ROWS[0] else ROWS[:1]:
                 fused_log_probs._ROWS["cuda"] = rows
-                calls = {
+                calls: dict[str, Callable[[], object]] = {
                     str(chunk or "default"): functools.partial(
                         log_prob_head.with_gradients, functools.partial(head, chunk), *data
                     )

@@ -72,8 +72,8 @@ def check(module: Any, theirs: list[dict[str, Any]], ours: list[Puzzle]) -> None
     for found in theirs:
         assert solve(parse_statements(found["statements"])) == [found["solution"]], found
     for puzzle in ours:
-        found = [tuple(map(bool, s)) for s in module.find_solution(puzzle.statements)]
-        assert found == [puzzle.solution], puzzle
+        solutions = [tuple(map(bool, s)) for s in module.find_solution(puzzle.statements)]
+        assert solutions == [puzzle.solution], puzzle
 
 
 def main() -> None:

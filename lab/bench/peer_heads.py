@@ -54,7 +54,7 @@ def _trl(module: Any) -> Head:
 
 
 def _verl(module: Any) -> Head:
-    return module.FusedLinearForPPO()  # type: ignore[no-any-return]
+    return module.FusedLinearForPPO()
 
 
 def _prime_rl(module: Any) -> Head:

@@ -61,12 +61,12 @@ async def answering(url: str, process: subprocess.Popen[bytes]) -> None:
     async with aiohttp.ClientSession() as session:
         for _ in range(1200):
             if process.poll() is not None:
-                sys.exit(f"{process.args} ended with status {process.returncode}")
+                sys.exit(f"{process.args!r} ended with status {process.returncode}")
             with contextlib.suppress(aiohttp.ClientError):
                 async with session.get(url):
                     return
             await asyncio.sleep(0.5)
-    sys.exit(f"{process.args} did not answer within 10 minutes")
+    sys.exit(f"{process.args!r} did not answer within 10 minutes")
 
 
 async def load(url: str, queries: Iterator[str], clients: int, seconds: float) -> dict[str, float]:
@@ -129,7 +129,7 @@ def compare(mine: list[Any], other: list[Any]) -> dict[str, Any]:
     }
 
 
-def median_of(rounds: list[dict[str, float]]) -> dict[str, float]:
+def median_of(rounds: list[dict[str, float]]) -> dict[str, Any]:
     """The median of each figure over the rounds, and the range of the throughput."""
     speeds = [one["queries_per_s"] for one in rounds]
     return {

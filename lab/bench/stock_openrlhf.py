@@ -96,11 +96,13 @@ def run(side: str, run_dir: Path, argv: list[str]) -> dict[str, Any]:
 
 def logged(folder: Path) -> list[dict[str, float]]:
     """The scalars of each rollout in TensorBoard's files, and when they were written (``at``)."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.backend.event_processing import (  # type: ignore[import-untyped]
+        event_accumulator,
+    )
 
     rows: dict[int, dict[str, float]] = {}
     for file in sorted(folder.rglob("events.out.tfevents.*")):
-        events = EventAccumulator(str(file)).Reload()
+        events = event_accumulator.EventAccumulator(str(file)).Reload()
         for tag in events.Tags()["scalars"]:
             name = tag.removeprefix("train/")
             if name == tag:

@@ -209,12 +209,13 @@ def main() -> None:
     if arguments.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: PyTorch sees no GPU here")
     arguments.dtype = arguments.dtype or ("bfloat16" if arguments.device == "cuda" else "float32")
-    size = (arguments.models[0], *arguments.tokens[:1], arguments.device, arguments.dtype)
-    if arguments.one == "seconds":
-        print(json.dumps(seconds(arguments.ways, *size, arguments.repeats, arguments.peers)))
-        return
-    if arguments.one == "memory":
-        print(json.dumps(memory(arguments.ways[0], *size, arguments.peers)))
+    if arguments.one:
+        size = arguments.models[0], arguments.tokens[0], arguments.device, arguments.dtype
+        if arguments.one == "seconds":
+            found: Any = seconds(arguments.ways, *size, arguments.repeats, arguments.peers)
+        else:
+            found = memory(arguments.ways[0], *size, arguments.peers)
+        print(json.dumps(found))
         return
     reasons = {way: why_not(way, arguments.device) for way in arguments.ways}
     result = {

@@ -16,6 +16,7 @@ the time and 1.001 times the memory of a step.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import statistics
 import subprocess
@@ -71,7 +72,7 @@ def steps(algorithm: str, turns: int) -> dict[str, Any]:
                 seconds[name].append(taken)
     ratios = [a / b for a, b in zip(seconds[algorithm], seconds[BASE], strict=True)]
     bytes_of = {
-        name: peak_bytes(lambda t=trainer: tiny_update.step(t, responses))
+        name: peak_bytes(functools.partial(tiny_update.step, trainer, responses))
         for name, trainer in trainers.items()
     }
     quarters = statistics.quantiles(ratios, n=4)

@@ -427,7 +427,7 @@ def main() -> None:
     if arguments.recorded:
         result["command"] = result["command"].replace(str(arguments.recorded), "RUN_DIR")
         lengths = recorded(arguments.recorded)
-        found = {
+        found: dict[str, Any] = {
             "lengths": lengths,
             "spread": round(
                 max(map(max, lengths)) / statistics.median(itertools.chain(*lengths)), 2

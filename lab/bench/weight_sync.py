@@ -86,7 +86,7 @@ class Trainer:
         from sg_rlhf.overlay.learner.sync_trainer import SyncTrainer
 
         if not self.use_cuda_ipc:
-            SyncTrainer.connect_engines(self)
+            SyncTrainer.connect_engines(self)  # type: ignore[arg-type]
         parameters = list(self.module.parameters())
         return len(parameters), sum(p.numel() * p.element_size() for p in parameters)
 

@@ -56,6 +56,7 @@ def on_policy(
     this size.
     """
     domain = load(R.tiny)
+    assert domain is not None
     prompts = [
         tokenizer(prompt_of(item.text), add_special_tokens=False)["input_ids"] for item in items
     ]
@@ -66,7 +67,7 @@ def on_policy(
             domain.grade(tokenizer.decode(r), items[i // GROUP]).correct
             for i, r in enumerate(responses)
         ],
-        dtype=float,
+        dtype=np.float64,
     ).reshape(-1, GROUP)
     advantages = (right - right.mean(1, keepdims=True)) / (
         right.std(1, ddof=1, keepdims=True) + 1e-9

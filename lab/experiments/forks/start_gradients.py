@@ -63,6 +63,7 @@ def greedy_accuracy(folder: Path) -> float:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, torch_dtype=torch.float32).eval()
     domain, items = load(R.tiny), generate(PROBLEMS, SEED, held_out=True)
+    assert domain is not None
     prompts = [tokenizer(prompt_of(i.text), add_special_tokens=False)["input_ids"] for i in items]
     responses = sample_responses(model, prompts, max_new_tokens=96, temperature=0.0)
     right = [

@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
@@ -33,11 +34,11 @@ def main() -> int:
     load = round(os.getloadavg()[0], 2)
     pool = WorkerPool(DEFAULT_WORKERS)
     grade(r"\boxed{x+1}", "1+x", pool)  # start it
-    taken = {}
+    taken: dict[str, dict[str, Any]] = {}
     for name, answer in tqdm(HOSTILE.items(), desc="answers", disable=None):
         begun = time.perf_counter()
         reason = grade(f"So \\boxed{{{answer}}}.", "5", pool).reason
-        taken[name] = {"seconds": round(time.perf_counter() - begun, 2), "reason": reason.value}
+        taken[name] = {"seconds": round(time.perf_counter() - begun, 2), "reason": str(reason)}
     pool.close()
     slowest = max(taken, key=lambda name: taken[name]["seconds"])
     result = {

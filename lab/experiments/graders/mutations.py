@@ -287,8 +287,8 @@ def _python(text: str) -> str | None:
 
 
 def _differ_at_points(gold: str, changed: str, rng: random.Random) -> bool:
-    from sympy import E, I, Rational, Symbol, pi, sqrt
-    from sympy.parsing.sympy_parser import parse_expr
+    from sympy import E, I, Rational, Symbol, pi, sqrt  # type: ignore[import-untyped]
+    from sympy.parsing.sympy_parser import parse_expr  # type: ignore[import-untyped]
 
     sources = [_python(text) for text in (gold, changed)]
     if None in sources:

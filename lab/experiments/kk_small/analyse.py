@@ -355,8 +355,11 @@ def peaks() -> str:
     for regime in REGIMES:
         cells = []
         for variant in ("grpo", "sg_outside", "sg_normalized", "sg_inside"):
-            values = figures(regime, variant, "grad_norm_peak") if has(regime, variant) else []
-            cells.append(", ".join(f"{value:.0f}" for value in values))
+            cells.append(
+                ", ".join(f"{value:.0f}" for value in figures(regime, variant, "grad_norm_peak"))
+                if has(regime, variant)
+                else ""
+            )
         rows.append([f"`{regime}`", *cells])
     return table(
         ["largest norm / median", "GRPO", "outside", "normalised", "inside, U = 1.4"], rows

@@ -27,7 +27,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import bm25s
+import bm25s  # type: ignore[import-untyped]
 
 from lab.bench.common import as_json, provenance
 from sg_rlhf.common.atomic_io import write_whole
@@ -164,9 +164,9 @@ def described(
         result[name]["answer_at_3"] = round(sum(answer for _, answer in some) / len(some), 4)
     for what, place in (("titles", 0), ("answer", 1)):
         pairs = [
-            (mine[place], other[place])
+            (share, expected)
             for mine, other in zip(shares, reference, strict=True)
-            if mine[place] is not None
+            if (share := mine[place]) is not None and (expected := other[place]) is not None
         ]
         better = sum(mine > other for mine, other in pairs)
         worse = sum(mine < other for mine, other in pairs)

@@ -41,7 +41,7 @@ def measure(engine: Any, variant: dict[str, Any]) -> dict[str, Any]:
     from vllm import SamplingParams
 
     assert DATA.generator is not None
-    keys = DATA.generator.defaults | {"count": PROMPTS, "test_count": 0} | variant
+    keys = {**DATA.generator.defaults, "count": PROMPTS, "test_count": 0, **variant}
     rows, _, _ = generate(**keys)
     settings = SamplingParams(n=GROUP, temperature=TEMPERATURE, max_tokens=MAX_TOKENS, seed=0)
     began = time.monotonic()
@@ -72,7 +72,7 @@ def table(result: dict[str, Any]) -> str:
     ]
     assert DATA.generator is not None
     for row in result["variants"]:
-        keys = DATA.generator.defaults | row
+        keys = {**DATA.generator.defaults, **row}
         shown = f"{keys['shown']}, {keys['form']}" if keys["shown"] else "none"
         text = " ".join(row["example"].split())
         lines.append(
@@ -100,7 +100,7 @@ def main() -> None:
         str(args.model), dtype="float32", max_model_len=512, block_size=32,
         enable_prefix_caching=True, **vllm_settings.cpu_settings(512),
     )  # fmt: skip
-    result = {
+    result: dict[str, Any] = {
         "model": model_folder.source(args.model) or str(args.model),
         "prompts": PROMPTS, "group": GROUP, "max_tokens": MAX_TOKENS, "temperature": TEMPERATURE,
         "variants": [],

@@ -71,7 +71,7 @@ def sampled(name: str, folder: str, model: PreTrainedModel) -> FixedBatch:
     if not path.exists():
         keys, length = SETS[name]
         assert DATA.generator is not None
-        keys = DATA.generator.defaults | {"count": PROMPTS, "test_count": 0} | keys
+        keys = {**DATA.generator.defaults, "count": PROMPTS, "test_count": 0, **keys}
         settings = Sampling(PROMPTS, GROUP, 1.0, length)
         reward = load_reward("domain:arithmetic")
         rows = DATA.generator.make(**keys)[0]
@@ -136,8 +136,8 @@ def of_batch(name: str, number: int, model: PreTrainedModel, batch: FixedBatch) 
             parts = torch.autograd.grad(log_p, params, coefficient, retain_graph=True)
             torch._foreach_add_(sums[algorithm], parts)
         print(f"{name}: prompt {start // GROUP + 1} of {PROMPTS}", flush=True)
-    for algorithm, parts in sums.items():
-        np.save(RUNS / f"{name}_{number}_{algorithm}.npy", torch.cat([p.flatten() for p in parts]))
+    for algorithm, total in sums.items():
+        np.save(RUNS / f"{name}_{number}_{algorithm}.npy", torch.cat([p.flatten() for p in total]))
     np.save(RUNS / f"{name}_{number}.npy", torch.cat(tokens, 1))
 
 
@@ -211,7 +211,7 @@ def main() -> None:
     args = parser.parse_args()
     RUNS.mkdir(parents=True, exist_ok=True)
     model = load_model(args.model, torch.float32, torch.device("cpu"))
-    result = {
+    result: dict[str, Any] = {
         "model": model_folder.source(Path(args.model)) or args.model,
         "prompts": PROMPTS, "group": GROUP, "temperature": 1.0, "batches": BATCHES,
         "sets": {
