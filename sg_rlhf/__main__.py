@@ -32,7 +32,7 @@ class Command(NamedTuple):
     extra: str = ""
 
 
-#: In the order of the help. A group's commands have its name before theirs.
+#: In the order of the help.
 COMMANDS = {
     "train": Command("train a recipe; the same command resumes the run", "sg_rlhf.train"),
     "run": Command(
@@ -143,36 +143,22 @@ docs/commands.md (every command), docs/method.md (the algorithm), docs/running.m
 """
 
 
-def usage(group: str = "") -> str:
-    """The help text of the whole, or of a group's commands."""
-    names = [name for name in COMMANDS if name.startswith(group)]
-    width = max(map(len, names)) + 2
-    listed = "".join(f"  {name:<{width}}{COMMANDS[name].summary}\n" for name in names)
-    if group:
-        return f"usage: sg-rlhf {group}COMMAND ...\n\ncommands:\n{listed}"
+def usage() -> str:
+    """The help text."""
+    width = max(map(len, COMMANDS)) + 2
+    listed = "".join(f"  {name:<{width}}{c.summary}\n" for name, c in COMMANDS.items())
     return f"usage: sg-rlhf COMMAND ...\n\n{__doc__}\ncommands:\n{listed}\n{EXAMPLES}"
 
 
 def split(words: Sequence[str]) -> tuple[str, list[str]]:
-    """The command's name, or a group's with a space behind it, or ""; and what follows."""
-    for count in (2, 1):
-        name = " ".join(words[:count])
-        if name in COMMANDS and len(words) >= count:
-            return name, list(words[count:])
-    group = f"{words[0]} " if words else ""
-    if group and any(name.startswith(group) for name in COMMANDS):
-        return group, list(words[1:])
-    return "", list(words)
+    """The command's name, or "", and what follows; ``_`` in a name stands for ``-``."""
+    name = words[0].replace("_", "-") if words else ""
+    return (name, list(words[1:])) if name in COMMANDS else ("", list(words))
 
 
 def main_module(name: str) -> str:
     """The module of a command's ``main``."""
     return COMMANDS[name].main or COMMANDS[name].module
-
-
-def names_behind(group: str = "") -> list[str]:
-    """The commands and groups of a group, or of the whole."""
-    return sorted({c.removeprefix(group).split(" ")[0] for c in COMMANDS if c.startswith(group)})
 
 
 def run(name: str, argv: list[str]) -> int:
@@ -198,7 +184,7 @@ def run(name: str, argv: list[str]) -> int:
             raise
         extra = COMMANDS[name].extra
         by_pip = f"pip install '.[{extra}]' in the repository, or " if extra else ""
-        remedy = with_packages(["-m", "sg_rlhf", *name.split(), *argv])
+        remedy = with_packages(["-m", "sg_rlhf", name, *argv])
         print(
             f"error: sg-rlhf {name}: {missing} is not installed; {by_pip}{remedy}", file=sys.stderr
         )
@@ -217,13 +203,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     _find_modules_here()
     name, rest = split(words)
-    if name in COMMANDS:
+    if name:
         home.ensure()
         return run(name, rest)
-    if not rest or rest[0] in ("-h", "--help"):
-        print(usage(name), end="", file=sys.stdout if rest else sys.stderr)
-        return 0 if rest else 2
-    if rest[0] == "--version" and not name:
+    if not words or words[0] in ("-h", "--help"):
+        print(usage(), end="", file=sys.stdout if words else sys.stderr)
+        return 0 if words else 2
+    if words[0] == "--version":
         from sg_rlhf import __version__
 
         print(f"sg-rlhf {__version__}")
@@ -231,10 +217,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[0] in REMOVED:
         print(f"error: {removed(f'sg-rlhf {words[0]}', REMOVED[words[0]])}", file=sys.stderr)
         return 2
-    known = names_behind(name)
-    near = difflib.get_close_matches(rest[0], known, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(known)}"
-    print(f"error: sg-rlhf {name}{rest[0]}: no such command; {hint}", file=sys.stderr)
+    near = difflib.get_close_matches(words[0], COMMANDS, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(sorted(COMMANDS))}"
+    print(f"error: sg-rlhf {words[0]}: no such command; {hint}", file=sys.stderr)
     return 2
 
 
