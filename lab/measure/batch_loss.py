@@ -48,7 +48,7 @@ class Centre:
 
 
 class BatchLoss:
-    """The loss L for ``sg_rlhf.algo.analysis.sharpness``: a call gives one part of L per pass.
+    """The loss L for ``lab.measure.ascent``: a call gives one part of L per pass.
 
     ``surrogate`` None: the mean negative log-likelihood of the responses' tokens.
 

@@ -2,7 +2,7 @@
 
     S(rho) = max over ||e|| <= rho of L(theta + e) - L(theta)
 
-Projected gradient ascent finds a lower bound of it (sg_rlhf.algo.analysis.sharpness). The table
+Projected gradient ascent finds a lower bound of it (lab.measure.ascent). The table
 also has the first-order surrogate rho * ||grad L(theta)|| of Eq. 15. All checkpoints of one call
 are measured on the same fixed batch.
 
@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from lab.measure import options
+from lab.measure.ascent import parameter_norm, sharpness
 from lab.measure.batch_loss import UNIFORM, BatchLoss, Surrogate
 from lab.measure.checkpoint import (
     DTYPES,
@@ -33,7 +34,6 @@ from lab.measure.checkpoint import (
     load_tokenizer,
 )
 from lab.measure.fixed_batch import FixedBatch
-from sg_rlhf.algo.analysis.sharpness import parameter_norm, sharpness
 from sg_rlhf.common.argument_types import positive_float, positive_int, progress_bar
 from sg_rlhf.config import Config, load_config
 from sg_rlhf.config.upstream_flags import PROMPT_MEAN

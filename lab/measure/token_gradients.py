@@ -49,7 +49,7 @@ from lab.measure.checkpoint import (
 from lab.measure.fixed_batch import FixedBatch
 from lab.measure.minibatch_gradients import gradients
 from lab.measure.token_figures import EDGES, Columns, summarise, tables, together
-from sg_rlhf.algo.analysis.token_gradient_norms import logit_gradient_norms, token_gradients
+from lab.measure.token_gradient_norms import logit_gradient_norms, token_gradients
 from sg_rlhf.algo.token_weights import token_weights
 from sg_rlhf.algo.weightings import Weighting
 from sg_rlhf.common.argument_types import positive_int, progress_bar

@@ -1,1 +1,1 @@
-"""Statistics of token weights and gradients. Used by the learner's metrics and by ``measure``."""
+"""Statistics of token weights and gradients. Used by the learner's metrics."""

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sg_rlhf.algo.analysis.sharpness import AscentStep, Sharpness, parameter_norm, sharpness
+from lab.measure.ascent import AscentStep, Sharpness, parameter_norm, sharpness
 from tests.unit.algo.batches import PROPERTY
 
 

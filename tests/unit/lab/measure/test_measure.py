@@ -9,10 +9,10 @@ import torch
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 from lab.measure import fixed_batch
+from lab.measure.ascent import sharpness
 from lab.measure.batch_loss import UNIFORM, BatchLoss, Surrogate
 from lab.measure.checkpoint import MeasureError, TokenRow, passes, responses, vocabulary
 from lab.measure.fixed_batch import BatchRow, FixedBatch, from_responses
-from sg_rlhf.algo.analysis.sharpness import sharpness
 from sg_rlhf.algo.policy_loss import LossSettings, policy_loss
 from sg_rlhf.algo.token_weights import token_weights
 from sg_rlhf.algo.weightings import TokenContext, make_weighting, token_keys

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sg_rlhf.algo.analysis.token_gradient_norms import (
+from lab.measure.token_gradient_norms import (
     logit_gradient_norms,
     token_gradient_norms,
     token_gradients,
