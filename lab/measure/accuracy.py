@@ -95,12 +95,7 @@ def correct_counts(
     data: Mapping[str, Sequence[Mapping[str, Any]]],
     reward: rollouts.RewardFunc,
 ) -> dict[str, list[int]]:
-    """Count one checkpoint's correct responses to each prompt of each set.
-
-    Raises:
-        DataError: a row without prompt or answer, or one that the reward does not take.
-        MeasureError: a prompt too long for a response, or a reward that reports no ``correct``.
-    """
+    """Count one checkpoint's correct responses to each prompt of each set."""
     tokenizer = load_tokenizer(name)
     model = load_model(name, torch.float32, choose_device(args.device))
     settings = rollouts.Sampling(

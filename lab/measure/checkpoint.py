@@ -46,11 +46,7 @@ class TokenRow:
 
 
 def choose_device(name: str) -> torch.device:
-    """``auto`` is CUDA where there is one.
-
-    Raises:
-        MeasureError: not a device of this machine.
-    """
+    """``auto`` is CUDA where there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -63,11 +59,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of ``--model NAME``: a folder, a hub id or ``module:NAME``.
-
-    Raises:
-        MeasureError: there is none, or it cannot be read.
-    """
+    """The tokenizer of ``--model NAME``: a folder, a hub id or ``module:NAME``."""
     try:
         return AutoTokenizer.from_pretrained(_location(name), trust_remote_code=False)
     except (OSError, ValueError) as error:

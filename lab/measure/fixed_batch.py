@@ -83,11 +83,7 @@ class FixedBatch:
         return values
 
     def check_tokenizer(self, name: str, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Refuse a model with another vocabulary.
-
-        Raises:
-            MeasureError: another vocabulary.
-        """
+        """Refuse a model with another vocabulary."""
         if vocabulary(tokenizer) != self.vocabulary:
             raise MeasureError(
                 f"--model {name}: its tokenizer differs from the one the batch was made with "
@@ -119,11 +115,7 @@ def save(batch: FixedBatch, path: Path, tokenizer: PreTrainedTokenizerBase) -> N
 
 
 def load(path: Path) -> FixedBatch:
-    """A batch that ``save`` wrote.
-
-    Raises:
-        MeasureError: it is something else.
-    """
+    """A batch that ``save`` wrote."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         if found["kind"] != KIND:
@@ -154,11 +146,7 @@ def load(path: Path) -> FixedBatch:
 
 
 def read_data(path: Path) -> list[dict[str, Any]]:
-    """The objects of a JSONL file.
-
-    Raises:
-        DataError: no such file, a line that is no object, or none at all.
-    """
+    """The objects of a JSONL file."""
     if not path.is_file():
         raise DataError(f"--data {path}: no such file, expected a JSONL file")
     rows = list(json_objects(path))
@@ -217,11 +205,7 @@ def from_responses(
 
 
 def text_of(where: str, row: Mapping[str, Any], key: str) -> str:
-    """The text ``row[key]``.
-
-    Raises:
-        DataError: it is missing, empty or no text; ``where`` names the row.
-    """
+    """The text ``row[key]``."""
     value = row.get(key)
     if not isinstance(value, str) or not value:
         raise DataError(

@@ -89,11 +89,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def optimizer_of(config: Config) -> AdamW:
-    """AdamW and the norm clip of the recipe; those of configs/base.yaml without one.
-
-    Raises:
-        MeasureError: another optimizer.
-    """
+    """AdamW and the norm clip of the recipe; those of configs/base.yaml without one."""
     keys = {"betas": "actor.adam.betas", "eps": "actor.adam.eps", "max_norm": "actor.max_norm"}
     kind = config.value("actor.optim")
     if kind != "adam":

@@ -231,11 +231,7 @@ def sampling(args: argparse.Namespace, config: Config) -> rollouts.Sampling:
 def reward_function(
     args: argparse.Namespace, config: Config, settings: rollouts.Sampling, *, graded: bool
 ) -> rollouts.RewardFunc | None:
-    """The reward of the options, else of the recipe; None without one.
-
-    Raises:
-        MeasureError: it is needed (``graded``), and there is none, or groups of one.
-    """
+    """The reward of the options, else of the recipe; None without one."""
     reward = args.reward or config.values.get("reward.remote_url")
     if graded and reward is None:
         raise MeasureError(

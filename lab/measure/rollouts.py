@@ -44,11 +44,7 @@ class Sampling:
 
 
 def load_reward(value: str) -> RewardFunc:
-    """The reward function of ``domain:NAME``, or ``reward_func`` of a file or of ``module:NAME``.
-
-    Raises:
-        MeasureError: no such domain or file, or no ``reward_func`` in it.
-    """
+    """The reward of ``domain:NAME``, or ``reward_func`` of a file or of ``module:NAME``."""
     if value.startswith(registry.PREFIX):
         try:
             return reward_named(value)
@@ -142,12 +138,7 @@ def sample_batch(
 
 
 def _prompt(where: str, row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> str:
-    """A row's prompt as text; messages are written with the tokenizer's chat template.
-
-    Raises:
-        DataError: neither a text nor messages.
-        MeasureError: the tokenizer has no chat template.
-    """
+    """A row's prompt as text; messages are written with the tokenizer's chat template."""
     messages = row.get("input")
     if not isinstance(messages, list) or not messages:
         return text_of(where, row, "input")
@@ -161,11 +152,7 @@ def _prompt(where: str, row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBa
 def _check_room(
     path: Path, model: PreTrainedModel, prompts: Sequence[Sequence[int]], new_tokens: int
 ) -> None:
-    """Refuse a prompt that leaves too little of the model's context.
-
-    Raises:
-        MeasureError: naming its row.
-    """
+    """Refuse a prompt that leaves too little of the model's context."""
     room = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     for number, ids in enumerate(prompts, start=1):
         if room is not None and len(ids) + new_tokens > room:
@@ -178,11 +165,7 @@ def _check_room(
 def _graded(
     path: Path, number: int, reward: RewardFunc, prompt: str, label: str, response: str
 ) -> Mapping[str, Any]:
-    """``rewards``, ``scores`` and ``extra_logs`` of one response to the prompt of row ``number``.
-
-    Raises:
-        DataError: the reward function does not take the label, or returns something else.
-    """
+    """``rewards``, ``scores`` and ``extra_logs`` of one response to a row's prompt."""
     try:
         return reward_fields(reward([prompt + response], [prompt], [label]))
     except (ValueError, KeyError, TypeError) as error:

@@ -81,11 +81,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def surrogate_of(config: Config, overrides: Sequence[str]) -> Surrogate:
-    """The recipe's own objective; the paper's clip and uniform weights without one.
-
-    Raises:
-        MeasureError: the recipe's loss is not one that this command can measure.
-    """
+    """The recipe's own objective; the paper's clip and uniform weights without one."""
     if not config.sources and not overrides:
         return Surrogate()
     mean = config.value("actor.loss_agg_mode")

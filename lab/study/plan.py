@@ -169,11 +169,7 @@ class Study:
         return paths, {**settings, "train.seed": cell.seed}
 
     def config(self, cell: Cell, data: Path) -> Config:
-        """The resolved recipe of a cell, its data sets in the folder ``data``.
-
-        Raises:
-            ConfigError: one line naming the file, the key and the value.
-        """
+        """The resolved recipe of a cell, its data sets in the folder ``data``."""
         paths, settings = self.recipe(cell)
         return load_config(paths, overrides(settings, data))
 

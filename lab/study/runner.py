@@ -75,11 +75,7 @@ class Runner:
         self._fingerprint = functools.cache(study.fingerprint)
 
     def take_devices(self) -> int:
-        """Divide the visible GPUs among the runs; how many run at a time.
-
-        Raises:
-            ConfigError: there are GPUs, but not as many as a run takes.
-        """
+        """Divide the visible GPUs among the runs; how many run at a time."""
         found = device_groups(visible_devices(), self.study.file.gpus)
         jobs = self.jobs or max(1, len(found))
         for i in range(jobs):
@@ -123,11 +119,7 @@ class Runner:
         return State.TO_TRAIN if known is None else State.TO_TRAIN_AGAIN
 
     def make_data(self) -> None:
-        """The study's data sets, unless they are there.
-
-        Raises:
-            CellError: a data command failed.
-        """
+        """The study's data sets, unless they are there."""
         for name, arguments in self.study.file.data.items():
             log = self.data / f"{name}.log"
             folder = self.data / name
@@ -136,11 +128,7 @@ class Runner:
             self._run([*command, *options, *arguments.split()], log, None)
 
     def run(self, cell: Cell) -> dict[str, Any]:
-        """Train and measure one cell and write its file.
-
-        Raises:
-            CellError: the run failed or was stopped.
-        """
+        """Train and measure one cell and write its file."""
         device = self._devices.get()
         try:
             return self._run_on(cell, device)
