@@ -44,7 +44,6 @@ SCALAR_SUMS = (
     "mismatch_ratio",
     "mismatch_ratio_sq",
     "mismatch_weight",
-    "mismatch_equal",
     "mismatch_tokens",
 )
 # What is kept as the largest value instead of a sum.
@@ -71,7 +70,6 @@ _MEANS = {
     "mismatch_kl_k3": ("mismatch_k3", "mismatch_tokens", 1.0),
     "mismatch_abs_mean": ("mismatch_abs", "mismatch_tokens", 1.0),
     "mismatch_weight_mean": ("mismatch_weight", "mismatch_tokens", 1.0),
-    "mismatch_bitwise_frac": ("mismatch_equal", "mismatch_tokens", 1.0),
 }
 _COUNTS = {"n_tokens": "tokens", "n_mismatch_tokens": "mismatch_tokens"}
 METRIC_NAMES = (
@@ -242,8 +240,7 @@ def mismatch_statistics(
     With d = log pi_trainer - log pi_engine and r = exp(d), limited to exp(+-20): mismatch_kl is the
     mean of -d and mismatch_kl_k3 that of r - 1 - d, two estimates of KL(engine || trainer), since
     the engine sampled the tokens (k1 and k3 of http://joschu.net/blog/kl-approx.html).
-    mismatch_abs_mean and mismatch_max are of abs(d), mismatch_ess is of r. mismatch_bitwise_frac is
-    the share of tokens whose two log-probs are equal bit for bit.
+    mismatch_abs_mean and mismatch_max are of abs(d), mismatch_ess is of r.
 
     Args:
         old_log_probs_BT: [B, T], as the trainer computes them.
@@ -268,7 +265,6 @@ def mismatch_statistics(
             "mismatch_ratio": ratio_BT,
             "mismatch_ratio_sq": ratio_BT**2,
             "mismatch_weight": shift_BT,
-            "mismatch_equal": (old_log_probs_BT == engine_log_probs_BT) & valid_BT,
             "mismatch_tokens": valid_BT,
         },
         valid_BT,

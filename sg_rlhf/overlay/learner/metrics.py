@@ -20,7 +20,6 @@ from sg_rlhf.algo.analysis.token_statistics import TokenStatistics
 #: Token statistics that have another name than ``sg/...``: mostly upstream's.
 RENAMED = {
     "ppo_kl": "ppo_kl", "clip_ratio": "ppo_clip_ratio", "mismatch_kl": "vllm_kl",
-    "mismatch_bitwise_frac": "mismatch/bitwise_frac",
 }  # fmt: skip
 #: Short names of the progress bar -> metrics.
 _PROGRESS_BAR = {

@@ -76,7 +76,7 @@ def test_every_metric_by_hand(placement):
         by_hand = ordered[math.ceil(level * len(ordered)) - 1]
         assert metrics.pop(name) == pytest.approx(by_hand, abs=(1.45 - 0.5) / 63), name
     of_mismatch = {name: metrics.pop(name) for name in metrics.copy() if "mismatch" in name}
-    assert len(of_mismatch) == 9 and not any(of_mismatch.values())  # no engine's log-probs
+    assert len(of_mismatch) == 8 and not any(of_mismatch.values())  # no engine's log-probs
     assert metrics == pytest.approx(expected, rel=1e-9, abs=1e-9)
     histogram = terms.statistics.histogram("prob_hist").tolist()
     assert histogram == [sum(min(int(20 * t[0]), 19) == i for t in tokens) for i in range(20)]
@@ -234,21 +234,9 @@ def test_the_mismatch_with_the_engine_by_hand(cut):
         "mismatch_ess": sum(ratios) ** 2 / (len(d) * sum(r * r for r in ratios)),
         "mismatch_max": max(map(abs, d)),
         "mismatch_weight_mean": mean(shifts),
-        "mismatch_bitwise_frac": mean(float(x == 0.0) for x in d),
         "mismatch_weight_max": max(shifts),
     }
     assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-6)
-
-
-def test_the_share_of_log_probs_that_are_equal_bit_for_bit():
-    engine = torch.tensor([[-1.5, -0.25, -3.0, -7.0], [-2.0, -0.5, -4.0, -0.125]])
-    trainer = engine.clone()
-    trainer[0, 1] = torch.nextafter(trainer[0, 1], torch.tensor(0.0))  # one bit
-    trainer[1, 2] += 0.5
-    trainer[1, 3] = float("nan")  # no response token
-    mask = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 0]])
-    found = mismatch_statistics(trainer, engine, mask).metrics()
-    assert found["mismatch_bitwise_frac"] == pytest.approx(4 / 6)
 
 
 def test_the_mismatch_of_no_tokens_and_of_a_wild_one():
