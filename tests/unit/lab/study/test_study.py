@@ -507,6 +507,15 @@ def test_tables_are_written_from_the_cells_that_are_there(
     assert printed.err.count("\n") == 1 and str(out / "results.md") in printed.out
 
 
+def test_a_run_finds_the_reward_that_a_preregistered_study_names(tmp_path: Path) -> None:
+    study = load_study(ROOT / "lab" / "experiments" / "forks" / "study.yaml")
+    reward = study.file.set["reward.remote_url"].removeprefix("module:")
+    runner = study_runner.Runner(study, tmp_path, tmp_path, 1)
+    runner._run(["-c", f"from {reward} import reward_func"], tmp_path / "log", None)
+    with pytest.raises(study_runner.CellError, match="ended with status 1"):
+        runner._run(["-c", f"from {reward}s import reward_func"], tmp_path / "log", None)
+
+
 @pytest.mark.parametrize("name", ["kk_small", "kk_async"])
 def test_the_committed_tables_are_those_of_the_committed_runs(name: str, tmp_path: Path) -> None:
     folder = ROOT / "lab" / "experiments" / name
