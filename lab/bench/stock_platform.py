@@ -28,6 +28,9 @@ PLATFORM = (
                    "takes vLLM's settings for the CPU"),
 )  # fmt: skip
 
+#: Ray CPUs: its training loop and its trainer are actors of one each.
+UPSTREAMS_CONTROLLERS = 2
+
 
 def install() -> None:
     """In the driver, and first in every worker."""
@@ -53,7 +56,7 @@ def train(args: Any) -> None:
             log_to_driver=False,
             logging_level="warning",
             num_gpus=needed,
-            num_cpus=needed + session.CONTROLLER_CPUS,
+            num_cpus=needed + UPSTREAMS_CONTROLLERS,
             object_store_memory=512 * 2**20,
         )
         install()
