@@ -13,19 +13,10 @@ OK, WARNING, FAILED, SKIPPED = "ok", "warning", "failed", "skipped"
 
 @dataclass(frozen=True)
 class Check:
-    """The outcome of one check.
-
-    Attributes:
-        name: what is checked.
-        status: ok; warning (works with a drawback); failed (cannot work); skipped (not known).
-        found: what the machine has.
-        needed: what it must have.
-        remedy: what to do; "" if nothing is wrong.
-        remark: further information.
-    """
+    """The outcome of one check."""
 
     name: str
-    status: str
+    status: str  # ok; warning: works with a drawback; failed: cannot work; skipped: not known
     found: str
     needed: str = ""
     remedy: str = ""

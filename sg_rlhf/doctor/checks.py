@@ -32,25 +32,15 @@ SLACK = 0.05
 
 @dataclass(frozen=True)
 class Needs:
-    """What is needed. The defaults are for a machine in general.
+    """What is needed. The defaults are for a machine in general."""
 
-    Attributes:
-        gpus: GPUs of a node; 0 for a run without GPUs, None for any number.
-        gpu_gb: memory of each GPU, GB, by the hardware's name.
-        nodes: number of machines; the facts are those of one.
-        recipe: whether a recipe is checked, and not a machine in general.
-        host_gib: host memory of a node, GiB; None if it is not known.
-        download_gb: size of the model that is to be downloaded, GB.
-        run_gb: size of everything that the run writes, GB; mostly checkpoints.
-    """
-
-    gpus: int | None = None
-    gpu_gb: int | None = None
-    nodes: int = 1
-    recipe: bool = False
-    host_gib: float | None = None
-    download_gb: float = 0.0
-    run_gb: float = 0.0
+    gpus: int | None = None  # of a node; 0 for a run without GPUs, None for any number
+    gpu_gb: int | None = None  # memory of each, by the hardware's name
+    nodes: int = 1  # the facts are those of one
+    recipe: bool = False  # a recipe is checked, and not a machine in general
+    host_gib: float | None = None  # of a node; None if it is not known
+    download_gb: float = 0.0  # of the model
+    run_gb: float = 0.0  # of everything that the run writes, mostly checkpoints
 
 
 def of_hardware(name: str) -> Needs:
@@ -95,10 +85,7 @@ def used(facts: Facts, needs: Needs) -> list[Gpu]:
 
 
 def settings_for(gpus: Sequence[Gpu], needs: Needs) -> str:
-    """The setting that uses most of these GPUs; "" if they are too small.
-
-    SG_HARDWARE is for the training scripts. `train` has a flag.
-    """
+    """The setting that uses most of these GPUs, of train or a script; "" if they are too small."""
     name = hardware_name(gpus)
     if not name:
         return ""

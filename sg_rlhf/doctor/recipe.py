@@ -37,17 +37,12 @@ SKIP = "SG_SKIP_DOCTOR"
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe and its run directory.
-
-    Attributes:
-        without_gpus: the run will not use GPUs, even if there are some.
-        here: for this machine, and not for one that is described.
-    """
+    """A recipe and its run directory."""
 
     config: Config
     run_dir: Path
-    without_gpus: bool
-    here: bool = True
+    without_gpus: bool  # the run will not use GPUs, even if there are some
+    here: bool = True  # for this machine, and not for one that is described
 
     @property
     def model(self) -> str:

@@ -117,11 +117,9 @@ def _nvlink(nvml: Any, handles: list[Any]) -> Links | None:
 
 
 def _visible(known: list[tuple[str, str]], chosen: list[str] | None) -> list[int]:
-    """Positions of the chosen GPUs; as in CUDA, up to the first name that fits none.
+    """Positions in ``known``, (index, UUID), of the chosen GPUs; None for all.
 
-    Args:
-        known: (index, UUID) of each GPU.
-        chosen: indices or beginnings of UUIDs; None for all GPUs.
+    As in CUDA, up to the first index or beginning of a UUID that fits none.
     """
     if chosen is None:
         return list(range(len(known)))

@@ -35,29 +35,17 @@ HOST_GIB = {UP_TO_8B: (160, 36), UP_TO_3B: (67, 20)}
 
 
 class GpuType(NamedTuple):
-    """A GPU type.
+    """A GPU type. Links in GB/s in one direction, 0 where there is none."""
 
-    Attributes:
-        name: as the plan prints it.
-        pattern: what of a device's name, as ``nvidia-smi`` prints it, says that it is one.
-        memory_gb: the size in its name.
-        usable_gib: what ``torch.cuda.mem_get_info`` gives as total, in GiB.
-        tflops: dense bf16 peak, TFLOP/s.
-        bandwidth: of its memory, GB/s.
-        nvlink: to the others of its node, GB/s in one direction; 0 where it has none.
-        pcie: to the host, GB/s in one direction.
-        network: to other nodes, GB/s in one direction and per GPU, of the maker's own machine.
-    """
-
-    name: str
-    pattern: str
-    memory_gb: int
-    usable_gib: float
-    tflops: float
-    bandwidth: float
-    nvlink: float
-    pcie: float
-    network: float
+    name: str  # as the plan prints it
+    pattern: str  # of a device's name, as nvidia-smi prints it
+    memory_gb: int  # the size in its name
+    usable_gib: float  # the total of torch.cuda.mem_get_info
+    tflops: float  # dense bf16 peak, TFLOP/s
+    bandwidth: float  # of its memory, GB/s
+    nvlink: float  # to the others of its node
+    pcie: float  # to the host
+    network: float  # to other nodes, per GPU of the maker's own machine
 
 
 #: By the name that ``--hardware`` takes. The first whose pattern fits a device is its type. Figures
@@ -88,12 +76,7 @@ BY_SIZE = {24: "4090", 40: "a100-40gb", 80: "h100"}
 
 
 def gpu_of(device: str, memory_gib: float) -> tuple[str, GpuType]:
-    """The key and type of a device, by its name; an unknown one's figures are of its size.
-
-    Args:
-        device: its name as ``nvidia-smi`` prints it.
-        memory_gib: its memory.
-    """
+    """The key and type of a device, by its name; an unknown one's figures are of its size."""
     for key, gpu in GPUS.items():
         fits = abs(gpu.usable_gib - memory_gib) < 0.2 * gpu.usable_gib
         if re.search(gpu.pattern, device, re.IGNORECASE) and fits:
@@ -117,17 +100,11 @@ def known_gpu(device: str) -> str | None:
 
 @dataclass(frozen=True)
 class Layout:
-    """Equal nodes with GPUs, as a hardware name gives them.
-
-    Attributes:
-        nodes: machines.
-        gpus: GPUs of each; 0 for a machine without.
-        gpu: their type, a key of :data:`GPUS`; "" without.
-    """
+    """Equal nodes with GPUs, as a hardware name gives them."""
 
     nodes: int = 1
-    gpus: int = 0
-    gpu: str = ""
+    gpus: int = 0  # of each node
+    gpu: str = ""  # their type, a key of GPUS; "" without
 
     @property
     def size(self) -> int:
@@ -174,21 +151,12 @@ def parse(name: str) -> Layout:
 
 
 def size_of(memory_mib: float) -> int:
-    """The size class of a GPU, GB; 0 if it is below the smallest.
-
-    Args:
-        memory_mib: its memory as ``nvidia-smi`` reports it.
-    """
+    """The size class of a GPU of so many MiB, GB; 0 if it is below the smallest."""
     return next((size for size, least in SIZES.items() if memory_mib >= least), 0)
 
 
 def name_of(count: int, smallest_mib: float) -> str:
-    """The name whose settings use most of a node's GPUs; "" if they are too small, "cpu" if none.
-
-    Args:
-        count: number of GPUs.
-        smallest_mib: memory of the smallest, MiB.
-    """
+    """The name whose settings use most of a node's GPUs; "" if too small, "cpu" if none."""
     if not count:
         return "cpu"
     size = size_of(smallest_mib)
@@ -196,12 +164,7 @@ def name_of(count: int, smallest_mib: float) -> str:
 
 
 def largest_models(layout: Layout, host_gib: float | None = None) -> str:
-    """The largest models that fit: `TINY`, `UP_TO_1B`, `UP_TO_3B` or `UP_TO_8B`.
-
-    Args:
-        layout: nodes and GPUs.
-        host_gib: host memory of a node; None if it is large enough.
-    """
+    """The largest models that fit, a key of :data:`MODELS`; of any host where it is None."""
     size, gpus = layout.size, layout.nodes * layout.used
     if not size:
         return TINY

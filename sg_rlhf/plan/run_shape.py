@@ -93,7 +93,7 @@ class RunShape:
 
     @property
     def ranks(self) -> int:
-        """Of the policy: its GPUs."""
+        """GPUs of the policy."""
         return self.nodes * self.gpus_per_node
 
     @property
@@ -142,8 +142,7 @@ def run_shape(config: Config) -> RunShape | None:
 
     Raises:
         ConfigError: the model is a module that is not installed, or a count is not set.
-        ValueError: a local model's ``config.json`` is unreadable or describes another kind of
-            model.
+        ValueError: a local model's ``config.json`` is unreadable, or of another kind of model.
     """
     value = config.value
     named = value("actor.model_name_or_path")

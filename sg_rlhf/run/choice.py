@@ -38,49 +38,28 @@ class ChoiceError(ValueError):
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asks for; "" where nothing is said.
+    """What the user asks for; "" where nothing is said."""
 
-    Attributes:
-        domain: ``kk``, ``math``, ``search`` or ``arithmetic``.
-        config: a recipe instead of the machine's.
-        algorithm: a file of configs/algorithms; "" for that of `ALGORITHMS`, or for what ``config``
-            has.
-        hardware: a hardware name instead of what is detected.
-        run_dir: the run directory.
-        overrides: ``key=value`` of the recipe.
-        variables: environment variables, for the data (``SG_KK_PARQUET``, ...).
-    """
-
-    domain: str
-    config: str = ""
-    algorithm: str = ""
-    hardware: str = ""
+    domain: str  # a key of RECIPES
+    config: str = ""  # a recipe instead of the machine's
+    algorithm: str = ""  # "" for that of ALGORITHMS, or for what ``config`` has
+    hardware: str = ""  # a name instead of what is detected
     run_dir: str = ""
-    overrides: Sequence[str] = ()
-    variables: Mapping[str, str] = field(default_factory=dict)
+    overrides: Sequence[str] = ()  # key=value of the recipe
+    variables: Mapping[str, str] = field(default_factory=dict)  # of the environment
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What is run.
+    """What is run."""
 
-    Attributes:
-        parts: of the recipe.
-        run_dir: the run directory.
-        data: arguments of ``sg-rlhf data``; () if the recipe's data is the user's own.
-        model: arguments of ``sg-rlhf data`` for the model; () if nothing is made for it.
-        overrides: of the recipe, which follow from the data; the user's are not in it.
-        remarks: what the user should know about the choice.
-        on_gpus: whether the machine has GPUs, or is to have.
-    """
-
-    parts: tuple[str, ...]
+    parts: tuple[str, ...]  # of the recipe
     run_dir: str
-    data: tuple[str, ...]
-    model: tuple[str, ...]
-    overrides: tuple[str, ...]
-    remarks: tuple[str, ...]
-    on_gpus: bool
+    data: tuple[str, ...]  # arguments of sg-rlhf data; () if the data is the user's own
+    model: tuple[str, ...]  # the same for the model; () if nothing is made for it
+    overrides: tuple[str, ...]  # that follow from the data; the user's are not in it
+    remarks: tuple[str, ...]  # for the user
+    on_gpus: bool  # whether the machine has GPUs, or is to have
 
     @property
     def folder(self) -> Path | None:
