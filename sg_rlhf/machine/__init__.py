@@ -1,1 +1,1 @@
-"""The machine: its GPUs and memory, and the names and settings of hardware."""
+"""The machine: its facts (GPUs, memory, disks, cores), and the names and settings of hardware."""
