@@ -52,8 +52,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         "--samples",
         metavar="N",
         type=positive_int,
-        default=500,
-        help="samples in the page, over all runs (default: 500)",
+        help="samples in the page, over all runs (default: up to 500 that keep it below 1 MB)",
     )
     parser.add_argument(
         "--figures", metavar="DIR", type=Path, help="write every figure as a file too"

@@ -164,24 +164,11 @@ def page_data(panel: Panel, limit: int) -> dict[str, Any]:
         tables = [dict(curve) for curve in curves]
         return [[_short(t[x], 4) if x in t else None for x in xs] for t in tables]
 
-    return {
-        "x": [_short(x, 7) for x in xs],
-        "label": panel.x,
-        "scale": panel.scale,
-        "top": panel.top,
-        "zones": [[zone.first, zone.last, zone.colour] for zone in panel.zones],
+    return vars(panel) | {
+        "xs": [_short(x, 7) for x in xs],
+        "zones": [vars(zone) for zone in panel.zones],
         "series": [
-            {
-                "label": series.label,
-                "colour": series.colour,
-                "dash": series.dash,
-                "kind": series.kind,
-                "smooth": series.window > 1,
-                "light": series.light,
-                "curves": columns(curves),
-                "interval": columns(ends),
-                "marks": [[_short(x, 7), _short(y, 4)] for x, y in series.marks],
-            }
+            vars(series) | {"curves": columns(curves), "interval": columns(ends)}
             for series, curves, ends in drawn
         ],
     }

@@ -30,8 +30,6 @@ WIDTH, HEIGHT = 4.6, 2.8
 PANEL_HEIGHT = 1.0
 #: Inches; a row of a legend, and what an entry needs besides and for each letter.
 LEGEND_ROW, LEGEND_HANDLE, LEGEND_LETTER = 0.18, 0.55, 0.06
-#: More labels than this would cover what they explain.
-LEGEND_INSIDE = 6
 
 RC = {
     "font.size": 9.0,
@@ -63,10 +61,10 @@ def color(index: int) -> str:
 
 
 def subplots(
-    rows: int = 1, columns: int = 1, *, width: float = WIDTH, height: float = HEIGHT, **shared: bool
+    rows: int = 1, columns: int = 1, size: tuple[float, float] = (WIDTH, HEIGHT), **shared: bool
 ) -> tuple[Figure, list[Axes]]:
-    """A figure in the report's style and its axes, row by row."""
-    figure = Figure(figsize=(width, height), layout="constrained")
+    """A figure of a size in inches and its axes, row by row."""
+    figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, **shared)
     return figure, [axis for row in axes for axis in row]
 
@@ -83,35 +81,31 @@ def draw(chart: Chart, title: str = "") -> Figure:
 def _draw(chart: Chart) -> Figure:
     columns = min(chart.columns, len(chart.panels))
     rows = math.ceil(len(chart.panels) / columns)
-    wide = chart.columns > 1
-    width, height = WIDTH, HEIGHT + PANEL_HEIGHT * (rows - 1)
+    narrow = chart.columns == 1
     bars = [panel for panel in chart.panels if isinstance(panel, Bars)]
-    if wide:
+    if narrow:
+        width, height = WIDTH, HEIGHT + PANEL_HEIGHT * (rows - 1)
+    elif bars:
+        width, height = 2 * WIDTH, sum(0.9 + 0.19 * len(panel.rows) for panel in bars[::columns])
+    else:
         width, height = 2 * WIDTH, 0.5 + 2.1 * rows
-    if bars:
-        height = sum(0.9 + 0.19 * max(1, len(panel.rows)) for panel in bars[::columns])
-    if chart.size:
-        width, height = chart.size
     figure, axes = subplots(
-        rows, columns, width=width, height=height, sharex=bool(bars) or not wide,
-        sharey=wide and not bars,
+        rows, columns, size=chart.size or (width, height), sharex=narrow or bool(bars),
+        sharey=not narrow and not bars,
     )  # fmt: skip
     for spare in axes[len(chart.panels) :]:
         spare.set_visible(False)
     for index, (panel, at) in enumerate(zip(chart.panels, axes, strict=False)):
-        if panel.title:
-            at.set_title(text(panel.title), loc="left", fontsize=8.5, color=MUTED)
+        at.set_title(text(panel.title), loc="left", fontsize=8.5, color=MUTED)
         if isinstance(panel, Bars):
             _draw_bars(at, panel)
             continue
         _draw_panel(at, panel)
-        at.set_ylabel("" if wide and index % columns else panel.y)
-        at.set_xlabel("" if not wide and index < len(axes) - 1 else _x_label(panel))
-    if wide and not bars:
-        stacked = chart.panels[0].series[0].kind == "stack"  # type: ignore[union-attr]
-        legend_of_figure(axes, least=1 if stacked else 2)
-    elif not bars:
-        legend(axes[0])
+        if index % columns == 0:
+            at.set_ylabel(panel.y)
+        if not narrow or index == rows - 1:
+            at.set_xlabel(_x_label(panel))
+    _draw_legend(figure, axes)
     return figure
 
 
@@ -243,26 +237,16 @@ def log_scale(axes: Axes) -> None:
     axes.yaxis.set_minor_formatter(_LogLabel(labelOnlyBase=False))
 
 
-def legend(axes: Axes) -> None:
-    """A legend, if there are two labels; of many labels below the figure.
+def _draw_legend(figure: Figure, panels: Sequence[Axes]) -> None:
+    """One legend for all panels below the figure, which grows by its height.
 
-    The label of a single run says nothing: the page and the file have its name as their title.
+    None for a single label, that of a run: the page and the file have its name as their title.
     """
-    handles, _ = axes.get_legend_handles_labels()
-    if len(handles) > LEGEND_INSIDE:
-        legend_of_figure([axes])
-    elif len(handles) > 1:
-        axes.legend(loc="best")
-
-
-def legend_of_figure(panels: Sequence[Axes], *, least: int = 2) -> None:
-    """One legend for all panels below the figure, which grows by its height."""
     found: dict[str, Any] = {}
     for axes in panels:
         handles, labels = axes.get_legend_handles_labels()
         found |= dict(zip(labels, handles, strict=True))
-    figure = panels[0].get_figure(root=True)
-    if len(found) < least or figure is None:
+    if len(found) < 2:
         return
     entry = LEGEND_HANDLE + LEGEND_LETTER * max(map(len, found))
     columns = min(len(found), max(1, int(figure.get_figwidth() / entry)))

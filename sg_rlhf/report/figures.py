@@ -152,9 +152,9 @@ def accuracy(groups: list[Group]) -> Chart:
         name = f"{group.label}: {sets}" if sets else group.label
         series.append(_evaluated([held_out_accuracy(run) for run in group.runs], index, name))
         curves = [curve(run.metrics, "rollout/accuracy") for run in group.runs]
-        label, window = f"{group.label}: training prompts", window_of(groups)
-        thin = Series(label, list(filter(None, curves)), kind="thin", window=window, **look(index))
-        series.append(thin)
+        label = f"{group.label}: training prompts" if len(groups) > 1 else "training prompts"
+        curves = [points for points in curves if points]
+        series.append(Series(label, curves, kind="thin", window=window_of(groups), **look(index)))
     series = [found for found in series if found.curves]
     if not series:
         raise Missing("There is neither a held-out evaluation nor accuracy on training prompts.")

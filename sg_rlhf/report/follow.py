@@ -59,7 +59,7 @@ class Follower:
         readers: open connections. Without any, no page is built after the first.
     """
 
-    def __init__(self, run_dirs: Sequence[Path], samples: int) -> None:
+    def __init__(self, run_dirs: Sequence[Path], samples: int | None) -> None:
         self._run_dirs, self._samples = list(run_dirs), samples
         self.html: str | None = None
         self.event = {"version": "", "state": ""}
@@ -168,7 +168,7 @@ def application(follower: Follower, is_ending: Callable[[], bool]) -> Starlette:
     )
 
 
-def serve(run_dirs: Sequence[Path], port: int, samples: int) -> None:
+def serve(run_dirs: Sequence[Path], port: int, samples: int | None) -> None:
     """Serve until Ctrl-C.
 
     Args:

@@ -35,8 +35,8 @@ from sg_rlhf.report.text import embedded_json, one_line
 from sg_rlhf.report.weighting import weighting_of
 from sg_rlhf.run_dir import alerts
 
-#: Samples in the browser of a page, over all its runs.
-SAMPLES = 500
+#: Samples in the browser of a page, over all its runs, if nobody asks for more; and their size.
+SAMPLES, SAMPLES_BYTES = 500, 600_000
 #: Joined in this order, in one function.
 SCRIPTS = ("page.js", "figures.js", "tokens.js", "group.js", "samples.js", "live.js")
 #: Values of a line, and of all lines of a figure: longer ones are thinned.
@@ -66,12 +66,12 @@ def read_runs(run_dirs: list[Path], *, may_be_empty: bool = False) -> tuple[list
 
 
 def build(
-    runs: list[Run], groups: list[Group], samples: int = SAMPLES, version: str | None = None
+    runs: list[Run], groups: list[Group], samples: int | None = None, version: str | None = None
 ) -> str:
     """The page as text.
 
     Args:
-        samples: in the page, over all runs.
+        samples: in the page, over all runs; None: as many as keep it below 1 MB.
         version: of the runs' files, for a page that :mod:`.follow` serves and updates; None for
             a page that stands alone.
     """
@@ -83,7 +83,12 @@ def build(
     plots = f"/*\n{_file('uplot/LICENSE')}*/\n{_file('uplot/uPlot.iife.min.js')}"
     script = f'{plots}\n"use strict";\n(() => {{\n{scripts}}})();\n'
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    data = payload(runs, samples)
+    data = payload(runs, samples or SAMPLES)
+    while samples is None and len(embedded_json(data)) > SAMPLES_BYTES:
+        shown = len(data["samples"]["step"])
+        if shown <= len(runs):
+            break
+        data = payload(runs, shown // 2)
     drawn = [_drawn(entry, groups) for entry in catalogue.FIGURES]
     return environment.get_template("page.html").render(
         title=" · ".join(group.label for group in groups),

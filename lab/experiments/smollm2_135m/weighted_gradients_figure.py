@@ -70,7 +70,7 @@ def main() -> None:
     """Write the picture."""
     sets = json.loads(RESULT.read_text())["sets"]
     with matplotlib.rc_context(drawing.RC):
-        figure, axes = drawing.subplots(1, 1 + len(sets), width=11, height=3.1)
+        figure, axes = drawing.subplots(1, 1 + len(sets), (11, 3.1))
         for panel, (name, found) in zip(axes, sets.items(), strict=False):
             probabilities(panel, name, found)
         axes[0].legend(loc="center")

@@ -1,7 +1,7 @@
 // The figures, drawn by uPlot from the data of the page. Pointing at one, or its arrow keys, shows its
 // values; dragging zooms and a double click resets, in every figure with the same x axis.
 let figures = JSON.parse($("data").textContent).figures;
-const states = {}; // of each panel, over new versions of the page: log, zoom, hidden
+const states = {}; // of each panel, over new versions of the page: log, zoom
 const probe = make("i"); // turns what CSS calls a colour into one that a canvas takes
 probe.hidden = true;
 document.body.append(probe);
@@ -21,7 +21,7 @@ function number(x) {
 // -- what is drawn of a panel --------------------------------------------------------------------
 const mean = (values) => values.reduce((a, b) => a + b, 0) / values.length;
 
-function smoothed(values, window) {
+function smooth(values, window) {
   const last = [];
   return values.map((value) => {
     if (value === null) return null;
@@ -37,24 +37,24 @@ const across = (curves, of) => curves[0].map((_, i) => {
   return values.includes(null) ? null : of(values);
 });
 
-// The lines of uPlot: of each series one with a name, behind it its seeds or its unsmoothed values, the
+// The lines of uPlot: of each series one with a name, behind it its seeds or its unsmooth values, the
 // ends of its range, and on it the points that stand out.
-function linesOf(panel, hidden) {
-  if (isStack(panel)) return stackOf(panel, hidden);
+function linesOf(panel) {
+  if (isStack(panel)) return stackOf(panel);
   const window = Number($("smoothing").value);
   return panel.series.flatMap((series) => {
-    const curves = series.curves.map((values) => smoothed(values, series.smooth ? window : 1));
+    const curves = series.curves.map((values) => smooth(values, series.window > 1 ? window : 1));
     const several = curves.length > 1;
     const ends = several ? [Math.min, Math.max].map((of) => across(curves, (values) => of(...values))) : series.interval;
     let behind = several ? curves : [];
-    if (!several && series.smooth && series.kind === "line") behind = series.curves;
+    if (!several && series.window > 1 && series.kind === "line") behind = series.curves;
     const marks = new Map(series.marks);
-    const values = several ? across(curves, mean) : curves[0] || panel.x.map(() => null);
+    const values = several ? across(curves, mean) : curves[0] || panel.xs.map(() => null);
     return [
-      ...(series.kind === "line" ? ends.map((end) => ({ series, role: "end", values: end })) : []),
+      ...(series.kind === "line" ? ends.map((end, i) => ({ series, role: i ? "high" : "low", values: end })) : []),
       ...behind.map((curve) => ({ series, role: "behind", values: curve })),
       { series, role: "named", values, ends, shown: values },
-      ...(marks.size ? [{ series, role: "mark", values: panel.x.map((x) => marks.get(x) ?? null) }] : []),
+      ...(marks.size ? [{ series, role: "mark", values: panel.xs.map((x) => marks.get(x) ?? null) }] : []),
     ];
   });
 }
@@ -62,18 +62,18 @@ function linesOf(panel, hidden) {
 const isStack = (panel) => panel.series.every(({ kind }) => kind === "stack");
 
 // Each part with those below it; the lowest is drawn last, over the others.
-function stackOf(panel, hidden) {
-  const below = panel.x.map(() => 0);
+function stackOf(panel) {
+  const below = panel.xs.map(() => 0);
   const parts = panel.series.map((series) => {
     const shown = series.curves[0];
-    if (!hidden.has(series.label)) shown.forEach((value, i) => { below[i] += value || 0; });
+    shown.forEach((value, i) => { below[i] += value || 0; });
     return { series, role: "named", values: [...below], ends: [], shown };
   });
   return parts.reverse();
 }
 
 const dataOf = (panel, lines, log) => [
-  panel.x, ...lines.map(({ values }) => (log ? values.map((value) => (value > 0 ? value : null)) : values)),
+  panel.xs, ...lines.map(({ values }) => (log ? values.map((value) => (value > 0 ? value : null)) : values)),
 ];
 
 // -- options of uPlot ----------------------------------------------------------------------------
@@ -93,7 +93,7 @@ function seriesOf(panel, line) {
   const { series, role } = line;
   const css = tone(series);
   const thin = role === "behind" || series.kind === "thin";
-  if (role === "end") return { class: "aside", width: 0, points: { show: false }, spanGaps: true };
+  if (["low", "high"].includes(role)) return { class: "aside", width: 0, points: { show: false }, spanGaps: true };
   if (role === "mark") {
     const points = { show: true, size: 8, width: 1.5, stroke: () => colour("var(--ink)"), fill: () => colour(css) };
     return { class: "aside", stroke: () => colour(css), paths: () => null, points };
@@ -114,7 +114,7 @@ function seriesOf(panel, line) {
 
 function valueText({ series, shown, ends }, at) {
   const range = ends.length && ends[0][at] !== null ? ` [${ends.map((end) => number(end[at])).join(", ")}]` : "";
-  const raw = series.smooth && series.curves.length === 1 ? series.curves[0][at] : null;
+  const raw = series.window > 1 && series.curves.length === 1 ? series.curves[0][at] : null;
   const own = raw !== null && raw !== shown[at] ? `, here ${number(raw)}` : "";
   return `${number(shown[at])}${range}${own}`;
 }
@@ -144,7 +144,7 @@ function axis(label) {
 
 function shadeZones(plot, panel) {
   const { left, top, width, height } = plot.bbox;
-  for (const [first, last, name] of panel.zones) {
+  for (const { first, last, colour: name } of panel.zones) {
     const [a, b] = [first, last].map((x) => Math.max(left, Math.min(left + width, plot.valToPos(x, "x", true))));
     plot.ctx.fillStyle = faint(`var(--${name})`, 14);
     plot.ctx.fillRect(a, top, b - a, height);
@@ -158,7 +158,7 @@ function drawIntervals(plot, panel) {
     plot.ctx.strokeStyle = colour(tone(series));
     plot.ctx.lineWidth = 1.5 * devicePixelRatio;
     plot.ctx.beginPath();
-    panel.x.forEach((x, i) => {
+    panel.xs.forEach((x, i) => {
       if (ends[0][i] === null || x < plot.scales.x.min || x > plot.scales.x.max) return;
       const at = plot.valToPos(x, "x", true);
       ends.forEach((end, k) => plot.ctx[k ? "lineTo" : "moveTo"](at, plot.valToPos(end[i], "y", true)));
@@ -171,25 +171,25 @@ function drawIntervals(plot, panel) {
 function drawPanel(host, panel, state) {
   if (host.plot) host.plot.destroy();
   const { zoom, log } = state;
-  const lines = linesOf(panel, state.hidden);
-  const bands = lines.flatMap(({ series, role }, i) => (role === "end" && lines[i + 1].role === "end" && lines[i + 1].series === series
-    ? [{ series: [i + 2, i + 1], fill: () => faint(tone(series), 18) }] : []));
+  const lines = linesOf(panel);
+  const bands = lines.flatMap(({ series, role }, i) => (role === "high"
+    ? [{ series: [i + 1, i], fill: () => faint(tone(series), 18) }] : []));
   const half = isStack(panel) ? 0.5 : 0;
   const plot = new uPlot({
-    width: host.clientWidth, height: host.dataset.lower ? 160 : 220, bands,
+    width: host.clientWidth, height: host.dataset.lower ? 160 : 220, bands, class: isStack(panel) ? "stack" : "lines",
     scales: { x: { time: false, range: (_, low, high) => [low - half, high === low && !half ? high + 1 : high + half] }, y: yScale(panel, log) },
-    axes: [axis(panel.label), { ...axis(), size: (_, texts) => 12 + 7 * Math.max(...(texts || [""]).map((text) => text.length)) }],
-    series: [{ label: panel.label, value: (_, x) => number(x) }, ...lines.map((line) => seriesOf(panel, line))],
+    axes: [axis(panel.x), { ...axis(), size: (_, texts) => 12 + 7 * Math.max(...(texts || [""]).map((text) => text.length)) }],
+    series: [{ label: panel.x, value: (_, x) => number(x) }, ...lines.map((line) => seriesOf(panel, line))],
     legend: { markers: { show: false } },
-    cursor: { y: false, sync: { key: panel.label, scales: ["x", null] }, hover: { skip: [null], prox: 12 }, points: { size: 7 } },
+    cursor: { y: false, sync: { key: panel.x, scales: ["x", null] }, hover: { skip: [null], prox: 12 }, points: { size: 7 } },
     hooks: {
       drawClear: [(now) => shadeZones(now, panel)],
       draw: [(now) => drawIntervals(now, panel)],
       setScale: [(now, name) => {
         const { min, max } = now.scales.x;
-        if (name === "x") state.zoom = min > panel.x[0] || max < panel.x.at(-1) ? { min, max } : null;
+        if (name === "x") state.zoom = min > panel.xs[0] || max < panel.xs.at(-1) ? { min, max } : null;
       }],
-      setSeries: [(now, index, { show }) => hideWith(now, panel, state, index, show)],
+      setSeries: [hideWith],
     },
   }, dataOf(panel, lines, log), (now, start) => {
     Object.assign(now, { lines });
@@ -197,27 +197,22 @@ function drawPanel(host, panel, state) {
     start();
   });
   host.plot = plot;
-  for (const [i, { series, role }] of lines.entries()) {
-    if (role === "named" && state.hidden.has(series.label)) plot.setSeries(i + 1, { show: false });
-  }
   if (zoom) plot.setScale("x", zoom);
 }
 
-// What belongs to a named line is hidden with it; the parts of a stack close ranks.
-function hideWith(plot, panel, state, index, show) {
+// What belongs to a named line is hidden with it.
+function hideWith(plot, index, { show }) {
   const line = plot.lines[index - 1];
   if (show === undefined || line.role !== "named") return;
-  state.hidden[show ? "delete" : "add"](line.series.label);
   plot.lines.forEach(({ series, role }, i) => {
     if (series === line.series && role !== "named") plot.setSeries(i + 1, { show });
   });
-  if (isStack(panel)) resmooth(plot, panel, state);
 }
 
-function resmooth(plot, panel, state) {
+function resmooth(plot, panel, { log }) {
   const { min, max } = plot.scales.x;
-  plot.lines = linesOf(panel, state.hidden);
-  plot.setData(dataOf(panel, plot.lines, state.log), false);
+  plot.lines = linesOf(panel);
+  plot.setData(dataOf(panel, plot.lines, log), false);
   plot.setScale("x", { min, max });
 }
 
@@ -250,7 +245,7 @@ function drawFigures() {
   panels = Object.entries(figures).flatMap(([name, found]) => {
     const hosts = document.querySelectorAll(`#figure-${name} .plot`);
     return found.map((panel, i) => {
-      const state = states[`${name} ${i}`] ??= { log: panel.scale === "log", zoom: null, hidden: new Set() };
+      const state = states[`${name} ${i}`] ??= { log: panel.scale === "log", zoom: null };
       return { host: hosts[i], panel, state };
     });
   });

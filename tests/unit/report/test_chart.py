@@ -57,9 +57,9 @@ def test_the_page_gets_every_curve_at_every_x() -> None:
     line = Series("line", [[(1.0, 0.123456), (3.0, 2.0)]], "s0", marks=[(3.0, 2.0)])
     points = Series("points", [[(2.0, 1.0)]], "s1", kind="points")
     data = page_data(Panel("y", [line, points]), limit=10)
-    assert data["x"] == [1, 2, 3]
+    assert data["xs"] == [1, 2, 3]
     assert data["series"][0]["curves"] == [[0.1235, None, 2]]
-    assert data["series"][0]["marks"] == [[3, 2]]
+    assert data["series"][0]["marks"] == [(3.0, 2.0)]
     assert data["series"][1]["curves"] == [[None, 1, None]]
 
 
@@ -67,7 +67,7 @@ def test_a_long_line_is_thinned_to_means_and_points_are_not() -> None:
     seeds = [[(float(x), float(x)) for x in range(1, n)] for n in (11, 8)]
     points = Series("points", [[(9.0, 1.0)]], "s1", kind="points")
     data = page_data(Panel("y", [Series("line", seeds, "s0"), points]), limit=5)
-    assert data["x"] == [2, 4, 6, 8, 9, 10]
+    assert data["xs"] == [2, 4, 6, 8, 9, 10]
     assert data["series"][0]["curves"] == [
         [1.5, 3.5, 5.5, 7.5, None, 9.5], [1.5, 3.5, 5.5, 7, None, None],
     ]  # fmt: skip

@@ -109,7 +109,7 @@ def panels_of(chart: Chart) -> list[Panel]:
 def test_the_headline_figure_draws_the_held_out_mean(run: Run) -> None:
     (panel,) = panels_of(figures.accuracy([Group("run", (run,))]))
     points, training = panel.series
-    assert points.kind == "points" and training.label == "run: training prompts"
+    assert points.kind == "points" and training.label == "training prompts"
     assert points.values == pytest.approx([expected(row)[0] for row in run.evaluations])
     assert points.interval is not None
     widths = [high - y for (_, high), y in zip(points.interval[1], points.values, strict=True)]

@@ -56,8 +56,10 @@ def test_the_plotting_library_is_the_published_one() -> None:
 
 
 def test_a_long_comparison_stays_below_one_megabyte(tmp_path: Path) -> None:
-    runs = [write_run(tmp_path / f"s{seed}", seed=seed, rollouts=500) for seed in range(4)]
-    assert len(build(*runs).encode()) < 1_000_000
+    runs = [write_run(tmp_path / f"s{n}", seed=n, rollouts=400, tokens=200) for n in range(4)]
+    text = build(*runs)
+    assert len(text.encode()) < 1_000_000
+    assert "(<code>--samples N</code> for more)" in text
 
 
 def test_the_page_names_nothing_outside_itself(tmp_path: Path) -> None:
