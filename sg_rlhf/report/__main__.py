@@ -35,7 +35,6 @@ FORMATS = ("png", "svg", "pdf")
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
-    """The command line, with the teaching help."""
     parser = OneLineParser(
         prog="sg-rlhf report",
         description=__doc__,

@@ -121,7 +121,8 @@ def smooth(curve: Curve, window: int) -> Curve:
 def across(curves: Iterable[Curve]) -> tuple[Curve, Curve, Curve]:
     """(mean, lowest, highest) over the curves, at the x that all of them have."""
     tables = [dict(curve) for curve in curves]
-    at = {x: [t[x] for t in tables] for x in sorted(set.intersection(*map(set, tables)))}
+    xs = sorted(set.intersection(*map(set, tables))) if tables else []
+    at = {x: [t[x] for t in tables] for x in xs}
     return (
         [(x, statistics.fmean(ys)) for x, ys in at.items()],
         [(x, min(ys)) for x, ys in at.items()],
@@ -133,8 +134,7 @@ def table_of(panel: Panel) -> list[tuple[str, list[str]]]:
     """The figures of each series as text: first, last, lowest and highest, of the mean of seeds."""
     rows = []
     for series in panel.series:
-        curves = [curve for curve in series.curves if curve]
-        values = [y for _, y in across(curves)[0]] if curves else []
+        values = [y for _, y in across(series.curves)[0]]
         shown = (values[0], values[-1], min(values), max(values)) if values else ()
         rows.append((series.label, [f"{value:.4g}" for value in shown] or ["n/a"] * 4))
     return rows

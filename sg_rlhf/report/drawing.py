@@ -28,8 +28,8 @@ THIN, RANGE, LIGHT = 0.5, 0.18, 0.55
 WIDTH, HEIGHT = 4.6, 2.8
 #: Inches; of each further panel of a narrow figure.
 PANEL_HEIGHT = 1.0
-#: Inches; a row of a legend, and what an entry needs besides and for each letter.
-LEGEND_ROW, LEGEND_HANDLE, LEGEND_LETTER = 0.18, 0.55, 0.06
+#: Inches; a row of a legend.
+LEGEND_ROW = 0.18
 
 RC = {
     "font.size": 9.0,
@@ -70,7 +70,6 @@ def subplots(
 
 
 def draw(chart: Chart, title: str = "") -> Figure:
-    """The figure of a chart."""
     with matplotlib.rc_context(RC):
         figure = _draw(chart)
         if title:
@@ -119,10 +118,8 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
         else:
             _draw_lines(axes, series)
     for zone in panel.zones:
-        tone = VARIABLES[zone.colour]
-        axes.axvspan(
-            zone.first, zone.last, facecolor=tone, alpha=0.13, lw=0, label=text(zone.label)
-        )
+        tone = {"facecolor": VARIABLES[zone.colour], "alpha": 0.13, "lw": 0}
+        axes.axvspan(zone.first, zone.last, label=text(zone.label), **tone)
     if not panel.x.startswith("token probability"):
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if panel.scale == "log":
@@ -134,66 +131,55 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
         axes.set_ylim(low, max(0.05, top) if panel.scale == "share" else top)
 
 
+def _xy(curve: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    return [x for x, _ in curve], [y for _, y in curve]
+
+
 def _draw_lines(axes: Axes, series: Series) -> None:
     """A line, or for several seeds their mean, their range, and each thinly."""
     curves = [curve for curve in series.curves if curve]
-    tone = {"color": VARIABLES[series.colour]}
     smoothed = [smooth(curve, series.window) for curve in curves]
-    if series.kind == "thin":
-        for i, curve in enumerate(smoothed):
-            label = "" if i else text(series.label)
-            axes.plot(*zip(*curve, strict=True), alpha=THIN, lw=0.9, label=label, **tone)
-        return
-    if not curves:
-        axes.plot([], [], ls=(0, series.dash), label=text(series.label), **tone)
-        return
     mean, low, high = across(smoothed)
     if len(curves) == 1:
         low, high = series.interval or ([], [])
-    if series.kind == "points":
-        axes.vlines([x for x, _ in low], [y for _, y in low], [y for _, y in high], lw=1.2, **tone)
-    elif low:
-        axes.fill_between(
-            [x for x, _ in low], [y for _, y in low], [y for _, y in high],
-            color=tone["color"], alpha=RANGE, lw=0,
-        )  # fmt: skip
-    if series.kind == "line" and (len(curves) > 1 or series.window > 1):
+    color, label = VARIABLES[series.colour], text(series.label)
+    thin: dict[str, Any] = {"color": color, "alpha": THIN, "lw": 0.9}
+    if low and series.kind == "points":
+        axes.vlines(*_xy(low), _xy(high)[1], lw=1.2, color=color)
+    elif low and series.kind == "line":
+        axes.fill_between(*_xy(low), _xy(high)[1], color=color, alpha=RANGE, lw=0)
+    if len(curves) > 1 or (series.window > 1 and series.kind == "line"):
         for curve in curves if len(curves) == 1 else smoothed:
-            axes.plot(*zip(*curve, strict=True), alpha=THIN, lw=0.9, **tone)
+            axes.plot(*_xy(curve), **thin)
+    if series.kind == "thin":
+        axes.plot(*_xy(mean), label=label, **thin)
+        return
     marker = "o" if len(mean) == 1 or series.kind == "points" else None
-    axes.plot(
-        [x for x, _ in mean], [y for _, y in mean], lw=1.8, label=text(series.label), marker=marker,
-        ms=4, ls=(0, series.dash), **tone,
-    )  # fmt: skip
+    line = {"color": color, "ls": (0, series.dash), "marker": marker, "ms": 4}
+    axes.plot(*_xy(mean), lw=1.8, label=label, **line)
     if series.marks:
-        axes.scatter(
-            *zip(*series.marks, strict=True), s=26, zorder=4, facecolor=tone["color"],
-            edgecolor=INK, linewidth=0.7,
-        )  # fmt: skip
+        axes.scatter(*_xy(series.marks), s=26, zorder=4, color=color, edgecolor=INK, linewidth=0.7)
 
 
 def _draw_histogram(axes: Axes, series: Series, *, fill: bool) -> None:
-    (curve,) = series.curves
-    half = 0.5 / len(curve)
-    edges = [*(x - half for x, _ in curve), curve[-1][0] + half]
+    middles, heights = _xy(series.curves[0])
+    half = 0.5 / len(middles)
     axes.stairs(
-        [y for _, y in curve], edges, color=VARIABLES[series.colour], fill=fill,
-        alpha=0.75 if fill else 1.0, lw=1.6, ls=(0, series.dash), label=text(series.label),
+        heights, [*(x - half for x in middles), middles[-1] + half], fill=fill, lw=1.6,
+        color=VARIABLES[series.colour], alpha=0.75 if fill else 1.0, ls=(0, series.dash),
+        label=text(series.label),
     )  # fmt: skip
 
 
 def _draw_part(axes: Axes, series: Series, below: dict[float, float]) -> dict[float, float]:
     """One part on top of what is ``below`` at each x; returns what is below the next."""
-    (curve,) = series.curves
-    above = {x: below.get(x, 0.0) + y for x, y in curve}
+    xs, heights = _xy(series.curves[0])
+    bottom = [below.get(x, 0.0) for x in xs]
     tone = to_rgb(VARIABLES[series.colour])
     if series.light:
         tone = tuple(LIGHT * part + (1 - LIGHT) for part in tone)
-    axes.bar(
-        [x for x, _ in curve], [y for _, y in curve], width=1.0, color=tone,
-        bottom=[below.get(x, 0.0) for x, _ in curve], label=text(series.label),
-    )  # fmt: skip
-    return above
+    axes.bar(xs, heights, width=1.0, bottom=bottom, color=tone, label=text(series.label))
+    return {x: low + height for x, low, height in zip(xs, bottom, heights, strict=True)}
 
 
 def _draw_bars(axes: Axes, bars: Bars) -> None:
@@ -231,7 +217,6 @@ class _LogLabel(LogFormatter):
 
 
 def log_scale(axes: Axes) -> None:
-    """A logarithmic y axis."""
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(_LogLabel())
     axes.yaxis.set_minor_formatter(_LogLabel(labelOnlyBase=False))
@@ -248,8 +233,7 @@ def _draw_legend(figure: Figure, panels: Sequence[Axes]) -> None:
         found |= dict(zip(labels, handles, strict=True))
     if len(found) < 2:
         return
-    entry = LEGEND_HANDLE + LEGEND_LETTER * max(map(len, found))
-    columns = min(len(found), max(1, int(figure.get_figwidth() / entry)))
+    columns = max(1, min(len(found), int(10 * figure.get_figwidth() / (9 + max(map(len, found))))))
     figure.set_figheight(figure.get_figheight() + LEGEND_ROW * math.ceil(len(found) / columns))
     figure.legend(found.values(), found.keys(), loc="outside lower left", ncols=columns)
 

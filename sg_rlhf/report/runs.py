@@ -263,7 +263,6 @@ def _settings(run_dir: Path, notes: list[str]) -> tuple[dict[str, Any], Config |
 
 
 def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as dotted keys."""
     flat: dict[str, Any] = {}
     for key, value in tree.items() if isinstance(tree, dict) else ():
         if isinstance(value, dict):
@@ -329,7 +328,6 @@ def differences(groups: list[Group]) -> list[tuple[str, list[str]]]:
 
 
 def _versions(run: Run) -> dict[str, Any]:
-    """Of Python, the system and the packages."""
     packages = run.environment.get("versions")
     platform = {name: run.environment.get(name) for name in PLATFORM}
     return {**(packages if isinstance(packages, dict) else {}), **platform}
@@ -340,5 +338,4 @@ def _shown(key: str, value: Any) -> str:
 
 
 def all_settings(run: Run) -> list[tuple[str, str]]:
-    """Every setting of a run, for display."""
     return [(one_line(key), _shown(key, value)) for key, value in sorted(run.settings.items())]

@@ -34,8 +34,6 @@ def choose(samples: list[Row], limit: int) -> list[Row]:
 
 
 class _Table:
-    """Texts by number, each once."""
-
     def __init__(self) -> None:
         self.texts: list[str] = []
         self._index: dict[str, int] = {}

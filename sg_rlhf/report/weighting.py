@@ -23,7 +23,6 @@ class RunWeighting:
 
 
 def weighting_of(run: Run) -> RunWeighting:
-    """The weighting that a run's config.yaml describes."""
     if run.config is None:
         return RunWeighting(None, "not known: no usable config.yaml")
     try:

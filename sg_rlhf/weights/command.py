@@ -57,7 +57,6 @@ TABLE_P = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
-    """The command line, with its long help; flags and overrides in any order."""
     parser = OneLineParser(
         prog="sg-rlhf weights",
         description=__doc__,
@@ -128,7 +127,6 @@ def table(rule: RecipeLoss) -> str:
 
 
 def notes(rule: RecipeLoss, report: dict[str, Any]) -> list[str]:
-    """Warnings and notes about these settings."""
     found = []
     cfg = rule.weighting
     if cfg and report["constant"] and not cfg.constant_by_name:
@@ -195,7 +193,6 @@ def _kl_note(rule: RecipeLoss) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command. Returns 0, or 2 after one line on stderr."""
     arguments = parse_arguments(argv)
     try:
         rule = RecipeLoss.of(

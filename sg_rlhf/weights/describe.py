@@ -89,7 +89,6 @@ class RecipeLoss:
 
     @property
     def is_weighted_ppo(self) -> bool:
-        """Whether the weights are used by the clipped ratio loss."""
         return self.loss == "weighted_ppo"
 
     def limits(self) -> tuple[float, float]:
@@ -101,7 +100,6 @@ class RecipeLoss:
         return 1.0 if self.weighting is None else self.weighting.uniform_mean()
 
     def is_curve(self) -> bool:
-        """Whether the weight is a function of p alone."""
         return self.weighting is None or self.weighting.is_curve
 
     def weights(self, log_probs: Sequence[float]) -> list[float]:
