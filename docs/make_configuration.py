@@ -2,8 +2,8 @@
 
     python docs/make_configuration.py [--check]
 
-Keys of ours come from ``sg_rlhf.config.sg_settings`` and the domains' settings, OpenRLHF's from its
-parser, with meanings of ours (``docs/upstream_keys.yaml``), and other trainers' names from
+Keys of ours come from ``sg_rlhf.config.sg_settings`` and the domains' settings, OpenRLHF's from
+``sg_rlhf/config/upstream_flags.json``, and other trainers' names from
 ``sg_rlhf.config.old_names``. ``--check`` writes nothing and fails if the page would change.
 """
 
@@ -16,26 +16,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
-import yaml
 from made_tables import main
 from pydantic import BaseModel
 
 from sg_rlhf.common.text import table_head, table_row
-from sg_rlhf.config import load_config, value_ranges
+from sg_rlhf.config import load_config
 from sg_rlhf.config.old_names import OLD_NAMES
 from sg_rlhf.config.sg_settings import SGSettings
-from sg_rlhf.config.upstream_flags import flags, shipped_flags
+from sg_rlhf.config.upstream_flags import BOUNDS, flags
 from sg_rlhf.tasks.search.settings import SearchSettings
 
 ROOT = Path(__file__).parents[1]
-MEANINGS: dict[str, str] = yaml.safe_load((ROOT / "docs" / "upstream_keys.yaml").read_text())
 #: Set by the run itself, or a section with tables of its own.
 NOT_LISTED = ("run_dir", "domains")
 HEAD = ("key", "default", "values", "meaning")
-#: The range of a key without one.
-ANY = value_ranges.Interval()
-#: Words of pydantic's bounds.
-BOUNDS = {"ge": "{} or more", "gt": "above {}", "le": "at most {}", "lt": "below {}"}
 
 
 def code(value: Any) -> str:
@@ -63,7 +57,7 @@ def of_schema(schema: type[BaseModel], prefix: str) -> list[str]:
         if name in NOT_LISTED:
             continue
         words = [
-            text.format(f"{getattr(bound, key):g}")
+            text.format(getattr(bound, key))
             for bound in field.metadata
             for key, text in BOUNDS.items()
             if hasattr(bound, key)
@@ -79,15 +73,13 @@ def of_upstream(section: str) -> list[str]:
     """The table of one section of OpenRLHF's keys; ``""`` for those without a section."""
     base = load_config(ROOT / "configs" / "base.yaml").values
     lines = table_head(["key", "OpenRLHF's default", "`base.yaml`", "values", "meaning"])
-    shipped = shipped_flags()  # its defaults have no time of day
     for key, flag in sorted(flags().items()):
         if (key.split(".")[0] if "." in key else "") != section:
             continue
-        default = False if flag.kind == "switch" and not flag.default else shipped[key].default
-        interval = value_ranges.range_of(key)
-        values = flag.describe() if interval == ANY else interval.describe()
         in_base = code(base[key]) if key in base else ""
-        lines.append(table_row([f"`{key}`", code(default), in_base, values, MEANINGS[key]]))
+        lines.append(
+            table_row([f"`{key}`", code(flag.default), in_base, flag.describe(), flag.help])
+        )
     return lines
 
 

@@ -26,13 +26,11 @@ from sg_rlhf.config import (
     ConfigError,
     builtin_recipes,
     domain_settings,
-    load_config,
     removed,
     set_by,
 )
 from sg_rlhf.config.checks import input_files
 from sg_rlhf.config.run_paths import run_dir_of, with_absolute_paths, with_run_dir
-from sg_rlhf.config.upstream_flags import UpstreamChanged, UpstreamMissing
 from sg_rlhf.doctor.recipe import UnfitMachine, before_run
 from sg_rlhf.overlay.driver import model_revision
 from sg_rlhf.overlay.driver import run as driver
@@ -45,10 +43,10 @@ from sg_rlhf.overlay.driver.arguments import (
     upstream_arguments,
 )
 from sg_rlhf.overlay.driver.prepare import prepare_run_dir, run_lock
-from sg_rlhf.overlay.patches.version import check_version
+from sg_rlhf.overlay.patches.version import UpstreamChanged, check_version
 from sg_rlhf.overlay.reporting import graceful_stop
 from sg_rlhf.overlay.reporting.errors import UnusablePrompts
-from sg_rlhf.plan.of_recipe import fitted
+from sg_rlhf.plan.of_recipe import load_fitted
 from sg_rlhf.run_dir.lock import RunLocked
 from sg_rlhf.weights.describe import describe_loss
 
@@ -135,7 +133,7 @@ def load(arguments: argparse.Namespace) -> Run:
     Raises:
         ConfigError: one line naming the file, the key, the value and what was expected.
     """
-    config = fitted(load_config(arguments.config, arguments.overrides))
+    config = load_fitted(arguments.config, arguments.overrides)
     run_dir = run_dir_of(arguments.run_dir, arguments.config, config)
     try:
         run_dir = real_path(run_dir, "--run-dir")
@@ -192,8 +190,6 @@ def dry_run(run: Run, arguments: argparse.Namespace) -> None:
             check_platform(args)
         except UnsupportedHere as error:
             print(f"# not on this machine: {error}")
-        except UpstreamMissing:
-            print("# not checked: OpenRLHF is not installed here, and has more rules for settings")
     # Before anything is printed: this may find a value that cannot be.
     missing, file_remarks = input_files.look(config)
     print(f"# resolved recipe, from {' <- '.join(reversed(config.sources))}")

@@ -34,7 +34,6 @@ from sg_rlhf.config import (
     domain_settings,
     old_names,
     removed,
-    value_ranges,
 )
 from sg_rlhf.config.errors import ConfigError
 from sg_rlhf.config.sg_settings import (
@@ -110,7 +109,7 @@ class Config:
         """
         flat = {k: redact(k, v) for k, v in self.flat().items()}
         public = {k: v for k, v in flat.items() if v != HIDDEN}
-        return OmegaConf.to_yaml(OmegaConf.create(_nest(public)))
+        return OmegaConf.to_yaml(OmegaConf.create(nested(public)))
 
     def flat(self) -> dict[str, Any]:
         """Every key that is set, and all of ``sg`` that the run reads, dotted."""
@@ -321,7 +320,8 @@ def _flatten(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
             yield name, value
 
 
-def _nest(flat: dict[str, Any]) -> dict[str, Any]:
+def nested(flat: dict[str, Any]) -> dict[str, Any]:
+    """A tree of mappings for dotted keys."""
     tree: dict[str, Any] = {}
     for key, value in flat.items():
         *parents, leaf = key.split(".")
@@ -346,8 +346,7 @@ def _check(
         if key in known:
             sg[key] = value
         elif key in table:
-            checked = value_ranges.checked_value(table[key], value, where)
-            values[key] = checked
+            values[key] = table[key].checked(value, where)
         elif key in removed.SAME and value == removed.SAME[key]:
             continue
         elif key in removed.KEYS:
@@ -383,7 +382,7 @@ def sg_settings(
         ConfigError: a value that its key does not take.
     """
     resolved = {"weighting": resolver.weighting(), "objective": resolver.objective_for(loss)}
-    tree = _nest({k.removeprefix("sg."): v for k, v in values.items()})
+    tree = nested({k.removeprefix("sg."): v for k, v in values.items()})
     domain_trees = {name: tree.pop(name) for name in domain_settings.names() if name in tree}
     domains, section = {}, "sg"
     try:

@@ -18,10 +18,11 @@ from pydantic import (
 
 from sg_rlhf.common.redaction import redact
 from sg_rlhf.config import domain_settings
-from sg_rlhf.config.value_ranges import MIN_TEMPERATURE
 from sg_rlhf.tasks import chat
 from sg_rlhf.tasks.settings import DomainSettings
 
+#: vLLM raises lower temperatures to 0.01, so the trainer would use another one.
+MIN_TEMPERATURE = 0.01
 #: Keys of ours that may also be written among upstream's, where a user looks for them.
 ALIASES = {
     "actor.fused_logprobs": "sg.fused_logprobs",

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import httpx
 
-from sg_rlhf.config import Config, ConfigError, domain_settings, load_config, local_path, run_paths
+from sg_rlhf.config import Config, ConfigError, domain_settings, local_path, run_paths
 from sg_rlhf.config.checks import input_files, problems
 from sg_rlhf.config.derived import topology
 from sg_rlhf.data_io import model_folder
@@ -25,7 +25,7 @@ from sg_rlhf.machine.gather import gather
 from sg_rlhf.machine.hardware import of_machine
 from sg_rlhf.machine.names import SIZES, size_of
 from sg_rlhf.plan.memory import MemoryPlan
-from sg_rlhf.plan.of_recipe import fitted
+from sg_rlhf.plan.of_recipe import load_fitted
 from sg_rlhf.plan.phases import DOWNLOAD, PROCESSES
 from sg_rlhf.plan.run_shape import run_shape
 
@@ -69,7 +69,7 @@ def load(
     Raises:
         ConfigError: one line naming the file, the key, the value and what was expected.
     """
-    config = fitted(load_config(files, tuple(overrides)))
+    config = load_fitted(files, overrides)
     without = config.value("vllm.sync_backend") == "gloo"
     return Recipe(config, run_paths.run_dir_of(run_dir, files, config), without, here)
 

@@ -12,12 +12,11 @@ from sg_rlhf.common.argument_types import OneLineParser
 from sg_rlhf.common.atomic_io import real_path
 from sg_rlhf.common.environment import as_typed
 from sg_rlhf.common.redaction import redact_text
-from sg_rlhf.config import ConfigError, builtin_recipes, load_config
+from sg_rlhf.config import builtin_recipes
 from sg_rlhf.config.run_paths import run_dir_of, with_run_dir
-from sg_rlhf.config.upstream_flags import UpstreamChanged
 from sg_rlhf.launch import options as launch_options
 from sg_rlhf.launch.job import job_file
-from sg_rlhf.plan.of_recipe import fitted
+from sg_rlhf.plan.of_recipe import load_fitted
 
 EXAMPLES = """\
 examples:
@@ -50,14 +49,14 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parse_arguments(argv)
     try:
         options = launch_options.options_of(arguments)
-        config = fitted(load_config(arguments.config, arguments.overrides))
+        config = load_fitted(arguments.config, arguments.overrides)
         run_dir = run_dir_of(arguments.run_dir, arguments.config, config)
         run_dir = real_path(run_dir, "--run-dir")
         text = job_file(
             with_run_dir(config, run_dir), configs=arguments.config, overrides=arguments.overrides,
             run_dir=run_dir, options=options,
         )  # fmt: skip
-    except (ConfigError, UpstreamChanged, ValueError) as error:
+    except ValueError as error:
         print(f"error: {as_typed(redact_text(str(error)))}", file=sys.stderr)
         return 2
     print(text, end="")

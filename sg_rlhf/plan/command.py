@@ -12,9 +12,8 @@ import sys
 from dataclasses import replace
 
 from sg_rlhf.common.argument_types import OneLineParser, positive_float
-from sg_rlhf.config import Config, ConfigError, builtin_recipes
+from sg_rlhf.config import Config, builtin_recipes
 from sg_rlhf.config.checks import input_files, problems
-from sg_rlhf.config.upstream_flags import UpstreamChanged
 from sg_rlhf.data_io import strict_json
 from sg_rlhf.plan.of_recipe import load_for, plan_of
 from sg_rlhf.plan.time import DEFAULT
@@ -74,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
             rollouts=_rollouts(config),
             assumptions=replace(DEFAULT, response_tokens=tokens),
         )
-    except (ConfigError, UpstreamChanged, ValueError) as error:
+    except ValueError as error:
         return _fail(str(error))
     if plan is None:
         model = config.value("actor.model_name_or_path")

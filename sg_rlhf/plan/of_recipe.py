@@ -226,6 +226,15 @@ def _is_full(plan: Plan) -> bool:
     return available - plan.memory.peak_gib < TIGHT * available
 
 
+def load_fitted(parts: Sequence[str], overrides: Sequence[str] = ()) -> Config:
+    """Read a recipe as a run does: :func:`load_config`, then :func:`fitted`.
+
+    Raises:
+        ConfigError: one line naming the file, the key, the value and what was expected.
+    """
+    return fitted(load_config(parts, tuple(overrides)))
+
+
 def fitted(config: Config) -> Config:
     """A recipe whose trainer has the fastest settings that fit, by the plan of its hardware.
 
@@ -299,9 +308,9 @@ def load_for(
         ConfigError: the recipe is wrong, or there is no such hardware.
     """
     if hardware is None:
-        return fitted(load_config(list(files), tuple(overrides))), None
+        return load_fitted(files, overrides), None
     try:
         machine = named(hardware)
     except ValueError as error:
         raise ConfigError(f"--hardware {error}") from None
-    return fitted(load_config([*files, f"hardware:{hardware}"], tuple(overrides))), machine
+    return load_fitted([*files, f"hardware:{hardware}"], overrides), machine

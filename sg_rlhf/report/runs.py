@@ -17,7 +17,6 @@ from yaml import YAMLError
 
 from sg_rlhf.common.redaction import redact
 from sg_rlhf.config import Config, ConfigError, domain_settings, load_config
-from sg_rlhf.config.upstream_flags import UpstreamChanged
 from sg_rlhf.report.text import one_line
 from sg_rlhf.run_dir import jsonl_log
 from sg_rlhf.run_dir.final_model import final_checkpoint_complete
@@ -254,7 +253,7 @@ def _settings(run_dir: Path, notes: list[str]) -> tuple[dict[str, Any], Config |
         return {}, None
     try:
         return settings, load_config(path)
-    except (ConfigError, UpstreamChanged) as error:
+    except ConfigError as error:
         notes.append(
             f"This version does not take the run's config.yaml, so its token weights are not "
             f"shown: {str(error).removeprefix(f'{path.resolve()}: ')}"

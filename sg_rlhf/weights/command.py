@@ -14,7 +14,7 @@ from typing import Any
 
 from sg_rlhf.common.argument_types import OneLineParser
 from sg_rlhf.config import ConfigError, builtin_recipes, load_config
-from sg_rlhf.config.upstream_flags import KL_ESTIMATORS, UpstreamChanged
+from sg_rlhf.config.upstream_flags import KL_ESTIMATORS
 from sg_rlhf.data_io import strict_json
 from sg_rlhf.weights.describe import RecipeLoss
 from sg_rlhf.weights.plot import check_curve, curve, plot
@@ -201,7 +201,7 @@ def main(argv: list[str] | None = None) -> int:
         if arguments.plot:
             check_curve(rule)
             plot(rule, Path(arguments.plot))
-    except (ConfigError, UpstreamChanged) as error:
+    except ConfigError as error:
         return _fail(str(error))
     except (OSError, ValueError) as error:
         return _fail(f"--plot {arguments.plot}: {error}")

@@ -1,7 +1,7 @@
 """Settings of a recipe that do not go together, found from the recipe alone.
 
 ``train``, its ``--dry-run``, ``plan`` and ``doctor`` all call :func:`problems`. Single values are
-checked when the recipe is read (``value_ranges``, ``sg_settings``), files by ``input_files``.
+checked when the recipe is read (``upstream_flags``, ``sg_settings``), files by ``input_files``.
 """
 
 from __future__ import annotations

@@ -79,13 +79,28 @@ def check_unsupported(value: Value) -> None:
 
 
 def check_reward(value: Value) -> None:
-    """Refuse a recipe without a reward."""
+    """Refuse a recipe without a reward, or without the one that its filter and evaluation need."""
     names = ("reward.remote_url", "train.agent_func_path", "reward.model_name_or_path")
     if not any(map(value, names)):
         raise ValueError(
             "reward.remote_url: not set; name a reward function or server there, or set "
             "train.agent_func_path or reward.model_name_or_path"
         )
+    filtering = value("algo.dynamic_filtering_enable")
+    if not any(map(value, names[:2])) and (filtering or value("eval.dataset")):
+        key = "algo.dynamic_filtering_enable=true" if filtering else "eval.dataset"
+        raise ValueError(
+            f"{key}: not with the reward model of reward.model_name_or_path alone; set "
+            "reward.remote_url or train.agent_func_path"
+        )
+    if filtering and value("rollout.n_samples_per_prompt") == 1:
+        raise ValueError(
+            "rollout.n_samples_per_prompt=1: expected 2 or more with "
+            "algo.dynamic_filtering_enable=true"
+        )
+    low, high = value("algo.dynamic_filtering_range")
+    if filtering and low >= high:
+        raise ValueError(f"algo.dynamic_filtering_range=[{low}, {high}]: expected [LOW, HIGH]")
 
 
 def check_generation(value: Value) -> None:

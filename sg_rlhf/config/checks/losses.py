@@ -14,8 +14,23 @@ from sg_rlhf.config.weighting_resolution import built_objective, built_weighting
 POLYNOMIAL_END = 1e-7
 
 
+#: Estimators with a baseline from the other responses to the prompt: one response would get 0.
+GROUP_ESTIMATORS = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")
+
+
 def check_advantages(value: Value) -> None:
-    """Refuse the population standard deviation where nothing divides by it."""
+    """Refuse settings with which advantages are 0 or are not what they are called."""
+    estimator, group = value("algo.advantage.estimator"), value("rollout.n_samples_per_prompt")
+    if estimator in GROUP_ESTIMATORS and group == 1:
+        raise ValueError(
+            f"rollout.n_samples_per_prompt=1: expected 2 or more with {estimator}, which compares "
+            "the responses to a prompt"
+        )
+    bounds = value("algo.advantage.is_correction_threshold")
+    if len(bounds) not in (1, 2):
+        raise ValueError(
+            f"algo.advantage.is_correction_threshold={bounds}: expected [HIGH] or [LOW, HIGH]"
+        )
     if value("sg.advantage_std") == "population" and not (
         value("algo.advantage.estimator") == "group_norm" and value("algo.kl.use_loss")
     ):

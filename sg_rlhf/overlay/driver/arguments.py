@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import copy
-import io
 import os
 import re
 from argparse import Namespace
@@ -15,7 +12,8 @@ from sg_rlhf.config import MODULE_KEYS, Config, ConfigError, local_path
 from sg_rlhf.config import checks as recipe_checks
 from sg_rlhf.config.checks import cuda_toolkit, optional_packages
 from sg_rlhf.config.checks.input_files import count_prompts
-from sg_rlhf.config.upstream_flags import KL_ESTIMATORS, UpstreamChanged, flags, validate_args
+from sg_rlhf.config.recipe import nested
+from sg_rlhf.config.upstream_flags import flags
 from sg_rlhf.overlay.cpu import platform
 from sg_rlhf.overlay.model import packed_attention
 from sg_rlhf.overlay.patches import flash_attn_shim
@@ -34,28 +32,28 @@ class UnsupportedHere(UsageError):
     """The settings could work, but not on this machine."""
 
 
-def upstream_arguments(config: Config) -> argparse.Namespace:
-    """Build upstream's nested namespace, with ``sg``, and check it.
+def upstream_arguments(config: Config) -> Namespace:
+    """Build the nested namespace that upstream's classes read, with ``sg``, and check it.
 
     Args:
         config: the recipe; its paths as the workers are to see them.
 
     Raises:
-        UsageError: settings that cannot work together, by our checks or upstream's.
-        UpstreamChanged: OpenRLHF is not installed, or is another version.
+        UsageError: settings that cannot work together.
+        UnsupportedHere: a package that they need is not installed.
     """
     try:
         recipe_checks.check(config)
         flat = _flat(config)
     except ConfigError as error:
         raise UsageError(str(error)) from None
-    args = _validated(flat)
-    args.ds.attn_implementation = packed_attention.resolve_attention(
-        str(flat["ds.attn_implementation"]), args.ds.packing_samples
-    )
-    args.sg = argparse.Namespace(**config.sg.model_dump())
+    _derive(flat)
+    args: Namespace = _namespace(nested(flat))
+    args.sg = Namespace(**config.sg.model_dump())
     if args.sg.fused_logprobs and not worker_settings.uses_fused_log_probs(args):
         print("actor.fused_logprobs: off with ds.deepcompile")
+    if args.use_ms:
+        _use_modelscope(config)
     return args
 
 
@@ -68,38 +66,45 @@ def _flat(config: Config) -> dict[str, Any]:
     for key in MODULE_KEYS:
         if flat[key]:
             flat[key] = local_path(key, str(flat[key]))
+    flat["actor.eps_clip_low_high"] = config.clip_range()
     return flat
 
 
-def _validated(flat: dict[str, Any]) -> argparse.Namespace:
-    """Run upstream's own checks, which also derive settings; print its remarks."""
-    remarks = io.StringIO()
+def _derive(flat: dict[str, Any]) -> None:
+    """Fill in what upstream's script derives from other settings; a test compares them."""
+    threshold = flat["algo.advantage.is_correction_threshold"]
+    if len(threshold) == 1:  # an upper bound
+        threshold.insert(0, 0.0)
+    reward = "agent" if flat["train.agent_func_path"] else flat["reward.remote_url"]
+    flat["reward.remote_url"] = reward.split(",") if reward else reward
+    if flat["train.dynamic_batch_enable"]:
+        flat["ds.packing_samples"] = True
+        flat["rollout.max_tokens_per_gpu"] = (
+            flat["rollout.max_tokens_per_gpu"] or flat["train.max_tokens_per_gpu"]
+        )
+    flat["ds.attn_implementation"] = packed_attention.resolve_attention(
+        str(flat["ds.attn_implementation"]), flat["ds.packing_samples"]
+    )
+    flat["vllm.enable_sleep"] = flat["vllm.enable_sleep"] and flat["train.colocate_all"]
+    flat["rollout.vllm_generate_batch_size"] = (
+        flat["rollout.vllm_generate_batch_size"] or flat["rollout.batch_size"]
+    )
+
+
+def _namespace(tree: dict[str, Any]) -> Namespace:
+    return Namespace(
+        **{key: _namespace(v) if isinstance(v, dict) else v for key, v in tree.items()}
+    )
+
+
+def _use_modelscope(config: Config) -> None:
+    """Let models come from ModelScope instead of the hub, as upstream does for ``use_ms``."""
     try:
-        with contextlib.redirect_stdout(remarks):
-            args = validate_args(argparse.Namespace(**flat))
-    except UpstreamChanged:
-        raise
-    except AssertionError as error:
-        raise UsageError(f"upstream refuses these settings: {error}") from None
-    except ModuleNotFoundError as error:  # modelscope, the only package that it imports here
-        raise UnsupportedHere(
-            "; ".join(optional_packages.missing(flat.__getitem__)) or str(error)
-        ) from None
-    except Exception as error:  # its checks assume that many settings are there
-        raise UsageError(
-            f"upstream cannot check these settings, one of which is missing or null: "
-            f"{type(error).__name__}: {error}"
-        ) from None
-    kl = args.algo.kl
-    for line in remarks.getvalue().splitlines():
-        # Upstream recommends k2 or k3 as a loss, and wk3 is k3 with weights; without a KL term no
-        # estimator is used. It recommends flash-attn for packed samples, which have an attention
-        # of ours.
-        no_kl = not (kl.use_loss or kl.init_coef)
-        known = "as a loss" in line and (no_kl or kl.estimator in KL_ESTIMATORS)
-        if not known and "with flash_attention" not in line:
-            print(line)
-    return args
+        from modelscope.utils.hf_util import patch_hub
+    except ModuleNotFoundError as error:
+        lines = optional_packages.missing(config.value)
+        raise UnsupportedHere("; ".join(lines) or str(error)) from None
+    patch_hub()
 
 
 def check_prompt_count(config: Config, args: Namespace) -> None:

@@ -17,10 +17,10 @@ from sg_rlhf.common import redaction
 from sg_rlhf.common.atomic_io import BestEffortStream, best_effort_output
 from sg_rlhf.common.environment import as_typed
 from sg_rlhf.common.redaction import redact_text
-from sg_rlhf.config.upstream_flags import UpstreamChanged
 from sg_rlhf.overlay.checkpoints import paths
 from sg_rlhf.overlay.cpu import platform
 from sg_rlhf.overlay.fork_server import client as fork_server
+from sg_rlhf.overlay.patches.version import UpstreamChanged
 from sg_rlhf.overlay.reporting import graceful_stop
 from sg_rlhf.ray_session import auth_token
 from sg_rlhf.run_dir import GRACE_SECONDS, alerts, jsonl_log

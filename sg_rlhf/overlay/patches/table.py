@@ -176,7 +176,7 @@ def _apply(patch: Patch) -> None:
     try:
         original = patch.current()
     except AttributeError:
-        from sg_rlhf.config.upstream_flags import UpstreamChanged
+        from sg_rlhf.overlay.patches.version import UpstreamChanged
 
         raise UpstreamChanged(
             f"{patch.module}: {patch.name} no longer exists, but the overlay replaces it"

@@ -21,7 +21,7 @@ from sg_rlhf.config import (
 )
 from sg_rlhf.config.old_names import OLD_NAMES
 from sg_rlhf.config.sg_settings import sg_keys
-from sg_rlhf.config.upstream_flags import KL_ESTIMATORS, POLICY_LOSS_TYPES, build_parser, flags
+from sg_rlhf.config.upstream_flags import KL_ESTIMATORS, POLICY_LOSS_TYPES, flags
 from sg_rlhf.overlay.driver.arguments import UsageError, upstream_arguments
 from sg_rlhf.train import parse_arguments
 
@@ -53,9 +53,7 @@ def test_every_shipped_recipe_becomes_upstreams_arguments(path: Path) -> None:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("path", ALGORITHMS, ids=lambda p: p.stem)
-def test_every_algorithm_goes_on_top_of_any_recipe(
-    path: Path, base: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_algorithm_goes_on_top_of_any_recipe(path: Path, base: str) -> None:
     """The same algorithm whatever it follows, and arguments that the run accepts."""
     config = load_config([CONFIGS / f"{base}.yaml", path])
     on_paper = load_config([CONFIGS / "kk" / "grpo_sg_qwen2.5-3b-instruct.yaml", path])
@@ -68,18 +66,6 @@ def test_every_algorithm_goes_on_top_of_any_recipe(
         assert config.value(key) == on_paper.value(key), key
     own = load_config(CONFIGS / f"{base}.yaml").value("data.prompt_dataset")
     assert config.value("data.prompt_dataset") == own
-    assert "Recommend" not in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("override", "said"), [("algo.kl.init_coef=0", False), ("algo.kl.init_coef=0.01", True)]
-)
-def test_upstream_recommends_an_estimator_only_where_one_is_used(
-    override: str, said: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
-    recipe = CONFIGS / "arithmetic" / "grpo_smollm2-135m_cpu.yaml"
-    upstream_arguments(load_config(recipe, [override]))
-    assert ("Recommend setting k3 to 'k1'" in capsys.readouterr().out) == said
 
 
 def flatten(tree: dict[str, object], prefix: str = "") -> list[tuple[str, object]]:
@@ -257,18 +243,13 @@ def test_a_wrong_file_is_named(tmp_path: Path) -> None:
         assert word in str(error.value)
 
 
-def test_every_upstream_flag_is_a_key_with_upstreams_default() -> None:
-    defaults = vars(build_parser().parse_args([]))
-    config = load_config(None)
+def test_every_upstream_flag_is_a_key() -> None:
     for key, flag in flags().items():
-        # Upstream names a run by the minute, and each parser reads the clock.
-        if key != "logger.wandb.run_name":
-            assert config.value(key) == defaults[key], key
         value: Any = True
-        if flag.kind != "switch":
+        if flag.type is not bool:
             one = flag.choices[0] if flag.choices else {int: 3, float: 0.5}.get(flag.type, "text")
             value = [one] * (flag.nargs if isinstance(flag.nargs, int) else 1)
-            value = value if flag.kind == "list" else one
+            value = one if flag.nargs is None else value
         assert load_config(None, [f"{key}={json.dumps(value)}"]).value(key) == value, key
 
 

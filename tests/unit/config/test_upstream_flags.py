@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
+import copy
+import json
+import operator
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,23 +18,64 @@ from transformers import get_scheduler
 from transformers.trainer_utils import SchedulerType
 
 from sg_rlhf.config import ConfigError, load_config, upstream_flags
-from sg_rlhf.config.upstream_flags import SHIPPED, UpstreamMissing, as_json, flags
-from sg_rlhf.config.value_ranges import RANGES, _matches, violation
+from sg_rlhf.config.upstream_flags import flags
 from sg_rlhf.overlay.driver.arguments import upstream_arguments
+from sg_rlhf.overlay.patches import version
+from sg_rlhf.overlay.patches.version import UpstreamMissing
+from tests.unit import upstream_script
 
-# -- The shipped table of upstream's flags, which stands in where OpenRLHF is not installed ------
-
-
-WRITE = "from sg_rlhf.config import upstream_flags as u; u.SHIPPED.write_text(u.as_json(u.flags()))"
-ARGUMENTS = [
-    "actor.model_name_or_path=m", "data.prompt_dataset=d", "reward.remote_url=r.py",
-    "vllm.num_engines=1", "algo.advantage.estimator=reinforce",
-]  # fmt: skip
+# -- The list of upstream's flags, and what is derived from them, are those of the installed one --
 
 
-def test_the_shipped_table_is_that_of_the_installed_upstream() -> None:
-    assert SHIPPED.read_text() == as_json(flags()), f"python -c '{WRITE}'"
-    assert as_json(upstream_flags.shipped_flags()) == as_json(flags())
+TINY = Path(__file__).parents[3] / "configs" / "kk" / "grpo_sg_tiny_cpu.yaml"
+ASYNC = ["train.async_enable=true", "vllm.enable_sleep=false", "sg.correction=tis"]
+
+
+def as_listed(action: argparse.Action) -> dict[str, Any]:
+    """An action of upstream's parser as an entry of the list."""
+    if isinstance(action, argparse._StoreTrueAction):
+        return {"type": "bool", "default": action.default}
+    default = action.default
+    if isinstance(default, str):
+        default = re.sub(r"_\d{4}T\d\d:\d\d$", "", default)  # the time of day
+    entry = {"type": (action.type or str).__name__, "nargs": action.nargs, "default": default}
+    choices = [*action.choices] if action.choices else None
+    entry = {**entry, "choices": choices}
+    return {k: v for k, v in entry.items() if v is not None or k == "default"}
+
+
+def test_the_list_is_that_of_the_installed_upstream() -> None:
+    ours = ("help", "infinite", "also", *upstream_flags.BOUNDS)
+    listed = {
+        key: {name: value for name, value in entry.items() if name not in ours}
+        for key, entry in json.loads(upstream_flags.LIST.read_text()).items()
+    }
+    skipped = (argparse._HelpAction, argparse._StoreFalseAction)  # --no-X has the key of --X
+    actions = (a for a in upstream_script.parser()._actions if not isinstance(a, skipped))
+    installed = {action.dest: as_listed(action) for action in actions}
+    assert listed == json.loads(json.dumps(installed))
+    assert all(flag.help for flag in flags().values())
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["actor.eps_clip_low_high=null", "actor.eps_clip=0.3"],
+        ["actor.eps_clip_low_high=[0.2, 0.3]", "algo.advantage.is_correction_threshold=2.0"],
+        ["train.dynamic_batch_enable=true", "ds.packing_samples=false"],
+        ["train.colocate_all=false", "vllm.enable_sleep=true"],
+        ["train.agent_func_path=domain:kk", "reward.remote_url=null"],
+        ["reward.remote_url='http://a/,http://b/'"],
+        [*ASYNC, "rollout.vllm_generate_batch_size=16"],
+    ],
+)
+def test_derived_settings_are_upstreams(overrides: list[str]) -> None:
+    config = load_config(TINY, ["actor.model_name_or_path=m", *overrides])
+    flat = {key: copy.deepcopy(config.value(key)) for key in flags()}
+    ours, theirs = upstream_arguments(config), upstream_script.validated(flat)
+    del theirs["ds.attn_implementation"]  # a test of its own
+    assert {key: operator.attrgetter(key)(ours) for key in theirs} == theirs
 
 
 def runs(schedule: str) -> bool:
@@ -58,53 +105,20 @@ def test_every_schedule_that_runs_is_accepted_and_no_other() -> None:
     assert set(upstream_flags.SCHEDULES) == {s.value for s in SchedulerType if runs(s.value)}
 
 
-def test_a_recipe_can_be_read_without_upstream(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(_name: str) -> None:
-        return None
-
-    overrides = ["actor.adam.lr=1e-6", "actor.policy_loss_type=cispo", "ds.packing_samples=true"]
-    real = load_config(None, overrides)
-    upstream_flags.flags.cache_clear()
-    upstream_flags.main_block.cache_clear()
-    monkeypatch.setattr(upstream_flags.importlib.util, "find_spec", missing)
-    try:
-        with pytest.raises(UpstreamMissing, match=r"scripts/bootstrap\.sh"):
-            upstream_flags.build_parser()
-        found = load_config(None, overrides)
-        assert found == real
-        with pytest.raises(UpstreamMissing):
-            upstream_arguments(load_config(None, ARGUMENTS))
-    finally:
-        upstream_flags.flags.cache_clear()
-
-
-def test_another_python_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upstream_flags.importlib.util, "find_spec", lambda _name: None)
-    monkeypatch.setattr(upstream_flags, "PIPELINE_PYTHON", (3, 10))
+def test_a_run_without_upstream_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(version.importlib.util, "find_spec", lambda _name: None)
+    with pytest.raises(UpstreamMissing, match=r"not installed; run scripts/bootstrap\.sh"):
+        version.check_version()
+    monkeypatch.setattr(version, "PIPELINE_PYTHON", (3, 10))
     with pytest.raises(UpstreamMissing, match=r"^training needs Python 3\.11, .* this is 3\.\d+"):
-        upstream_flags.upstream_root()
-
-
-def test_checking_flags_imports_no_heavy_package() -> None:
-    # They would be seconds of every start and of every dry run.
-    code = (
-        "import sys\n"
-        "from sg_rlhf.config.upstream_flags import build_parser, validate_args\n"
-        "args = build_parser().parse_args(['--actor.model_name_or_path', 'm',"
-        " '--reward.remote_url', 'r', '--vllm.num_engines', '1'])\n"
-        "assert validate_args(args).actor.model_name_or_path == 'm'\n"
-        "print({'torch', 'transformers', 'openrlhf.utils'} & set(sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout == "set()\n", done.stderr
+        version.check_version()
 
 
 def test_a_recipe_is_refused_without_a_heavy_import() -> None:
-    recipe = Path(__file__).parents[3] / "configs" / "kk" / "grpo_sg_tiny_cpu.yaml"
     code = (
         "import sys\n"
         "from sg_rlhf.train import main\n"
-        f"status = main(['--config', {str(recipe)!r}, 'actor.adam.rl=1'])\n"
+        f"status = main(['--config', {str(TINY)!r}, 'actor.adam.rl=1'])\n"
         "print(status, {'torch', 'transformers', 'ray'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -117,18 +131,23 @@ def test_a_recipe_is_refused_without_a_heavy_import() -> None:
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("rollout.temperature=0", "rollout.temperature=0.0: expected 0.01 or more"),
-        ("rollout.temperature=0.005", "rollout.temperature=0.005: expected 0.01 or more"),
-        ("eval.temperature=0.005", "eval.temperature=0.005: expected 0.01 or more, or 0"),
-        ("rollout.temperature=.inf", "rollout.temperature=inf: expected a finite number"),
+        ("rollout.temperature=0", "rollout.temperature=0: expected a number, 0.01 or more"),
+        ("rollout.temperature=0.005", "rollout.temperature=0.005: expected a number, 0.01 or more"),
+        ("eval.temperature=0.005", "=0.005: expected a number, 0.01 or more, or 0"),
+        ("rollout.temperature=.inf", "rollout.temperature=inf: expected a number"),
         ("rollout.temperature=.nan", "rollout.temperature=nan: expected a number"),
-        ("rollout.top_p=2", "rollout.top_p=2.0: expected above 0 to 1"),
-        ("actor.adam.lr=-1", "actor.adam.lr=-1.0: expected 0 or more"),
-        ("actor.adam.betas=[0.9, 1]", "actor.adam.betas=[0.9, 1.0]: expected 0 to 1 without it"),
-        ("train.num_episodes=0", "train.num_episodes=0: expected 1 or more"),
-        ("ckpt.save_steps=0", "ckpt.save_steps=0: expected 1 or more, or -1"),
-        ("data.max_samples=-4", "data.max_samples=-4: expected 1 or more"),
-        ("train.seed=-1", "train.seed=-1: expected 0 to 2147483647"),
+        ("ckpt.max_mem=.nan", "ckpt.max_mem=nan: expected a number, above 0"),
+        ("reward.clip_range=[.nan, 1]", "reward.clip_range=[nan, 1]: expected a list (2 times a"),
+        ("rollout.top_p=2", "rollout.top_p=2: expected a number, above 0, at most 1"),
+        ("actor.adam.lr=-1", "actor.adam.lr=-1: expected a number, 0 or more"),
+        ("actor.adam.lr=true", "actor.adam.lr=True: expected a number, 0 or more"),
+        ("actor.adam.betas=[0.9, 1]", "expected a list (2 times a number, 0 or more, below 1)"),
+        ("train.num_episodes=0", "train.num_episodes=0: expected an integer, 1 or more"),
+        ("train.num_episodes=[1]", "train.num_episodes=[1]: expected an integer, 1 or more"),
+        ("ckpt.save_steps=0", "ckpt.save_steps=0: expected an integer, 1 or more, or -1"),
+        ("data.max_samples=-4", "data.max_samples=-4: expected an integer, 1 or more"),
+        ("train.seed=-1", "train.seed=-1: expected an integer, 0 or more, at most 2147483647"),
+        ('data.input_key="a\\0b"', "expected text"),
         ("logger.wandb.project=\udcff", "not a YAML value"),
         ("actor.adam.lr=" + "9" * 400, "actor.adam.lr=" + "9" * 20),
     ],
@@ -142,11 +161,8 @@ def test_a_number_out_of_range_is_refused(override: str, words: str) -> None:
 def test_what_has_no_limit_may_be_infinite_and_every_default_is_in_range() -> None:
     assert load_config(None, ["ckpt.max_mem=.inf"]).value("ckpt.max_mem") == float("inf")
     assert load_config(None, ["ckpt.save_steps=-1"]).value("ckpt.save_steps") == -1
-    for key, flag in flags().items():
-        default = list(flag.default) if isinstance(flag.default, tuple) else flag.default
-        assert default is None or violation(key, default) is None, key
-    unused = [name for name in RANGES if not any(_matches(key, (name,)) for key in flags())]
-    assert not unused
+    for flag in flags().values():
+        assert flag.default is None or flag.checked(flag.default, "") is not None
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from lab.bench import claims
-from sg_rlhf.config.upstream_flags import flags
 from sg_rlhf.plan import of_recipe
 
 ROOT = Path(__file__).parents[3]
@@ -72,12 +70,6 @@ def test_every_locked_package_has_a_row() -> None:
 
 
 PAGE = (ROOT / "docs" / "configuration.md").read_text()
-
-
-def test_every_key_of_openrlhf_has_a_meaning_and_no_other_has() -> None:
-    meanings = yaml.safe_load((ROOT / "docs" / "upstream_keys.yaml").read_text())
-    assert meanings.keys() == flags().keys()
-    assert all(isinstance(text, str) and text for text in meanings.values())
 
 
 def test_the_environment_variables_are_those_that_the_code_reads() -> None:

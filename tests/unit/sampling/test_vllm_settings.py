@@ -14,9 +14,8 @@ import torch
 from vllm import AsyncEngineArgs, SamplingParams
 
 from sg_rlhf.config.checks import engine_args
-from sg_rlhf.config.sg_settings import sg_keys
+from sg_rlhf.config.sg_settings import MIN_TEMPERATURE, sg_keys
 from sg_rlhf.config.upstream_flags import flags
-from sg_rlhf.config.value_ranges import MIN_TEMPERATURE
 from sg_rlhf.overlay.rollout import engine
 from sg_rlhf.overlay.rollout.engine import SGRolloutActor
 from sg_rlhf.overlay.settings.worker_settings import WorkerSettings

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from sg_rlhf.config.upstream_flags import UpstreamChanged
 from sg_rlhf.overlay.cpu import platform
 from sg_rlhf.overlay.patches import flash_attn_shim, table
+from sg_rlhf.overlay.patches.version import UpstreamChanged
 
 OVERLAY = Path(table.__file__).parents[1]
 FILES = sorted(OVERLAY.rglob("*.py"))

@@ -11,8 +11,8 @@ import functools
 
 import pytest
 
-from sg_rlhf.config.upstream_flags import UpstreamChanged, upstream_root
 from sg_rlhf.overlay.patches import version
+from sg_rlhf.overlay.patches.version import UpstreamChanged, upstream_root
 
 _POLICY_LOSS_FORWARD = (
     "self, log_probs, old_log_probs, advantages, action_mask, rollout_log_probs, "
