@@ -43,7 +43,7 @@ from sg_rlhf.overlay.driver.arguments import (
     upstream_arguments,
 )
 from sg_rlhf.overlay.driver.prepare import prepare_run_dir, run_lock
-from sg_rlhf.overlay.patches.version import UpstreamChanged, check_version
+from sg_rlhf.overlay.patches.version import UpstreamChanged, UpstreamMissing, check_version
 from sg_rlhf.overlay.reporting import graceful_stop
 from sg_rlhf.overlay.reporting.errors import UnusablePrompts
 from sg_rlhf.plan.of_recipe import load_fitted
@@ -187,8 +187,9 @@ def dry_run(run: Run, arguments: argparse.Namespace) -> None:
             args = upstream_arguments(with_absolute_paths(config))
             if args.data.prompt_dataset:
                 check_prompt_count(config, args)
+            check_version()
             check_platform(args)
-        except UnsupportedHere as error:
+        except (UnsupportedHere, UpstreamMissing) as error:
             print(f"# not on this machine: {error}")
     # Before anything is printed: this may find a value that cannot be.
     missing, file_remarks = input_files.look(config)

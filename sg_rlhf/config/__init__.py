@@ -1,4 +1,7 @@
-"""Recipes and their keys, checked; light to import: neither torch nor ray."""
+"""Recipes and their keys, checked; light to import: neither torch nor ray.
+
+What is refused raises ConfigError, with one line: the file or command line, key, value and remedy.
+"""
 
 from sg_rlhf.config.errors import ConfigError
 from sg_rlhf.config.recipe import (

@@ -51,11 +51,7 @@ def algorithms() -> list[str]:
 
 
 def algorithm(name: str) -> str:
-    """``algorithm:NAME``, the part of a recipe.
-
-    Raises:
-        ValueError: one line that names the nearest.
-    """
+    """``algorithm:NAME``, the part of a recipe."""
     known = algorithms()
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
@@ -65,11 +61,7 @@ def algorithm(name: str) -> str:
 
 
 def hardware(name: str) -> str:
-    """``hardware:NAME``, the part of a recipe.
-
-    Raises:
-        ValueError: one line that says how a name is written.
-    """
+    """``hardware:NAME``, the part of a recipe."""
     names.parse(name)
     return HARDWARE + name
 

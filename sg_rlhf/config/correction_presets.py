@@ -32,11 +32,7 @@ CORRECTIONS = {
 def apply_preset(
     name: str | None, values: dict[str, Any], origin: dict[str, str]
 ) -> dict[str, Any]:
-    """Add the keys of ``sg.correction`` to a recipe's values.
-
-    Raises:
-        ConfigError: the recipe sets one of them to another value.
-    """
+    """Add the keys of ``sg.correction`` to a recipe's values."""
     if name is None:
         return values
     for key, value in CORRECTIONS[name].items():

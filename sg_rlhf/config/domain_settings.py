@@ -57,11 +57,7 @@ def parse_key(key: str) -> tuple[str, str] | None:
 
 
 def check(sections: Mapping[str, DomainSettings]) -> None:
-    """Run the domains' own checks (a search server, for example) before Ray starts.
-
-    Raises:
-        ConfigError: one line for the user.
-    """
+    """Run the domains' own checks (a search server, for example) before Ray starts."""
     for name, settings in sections.items():
         wanted = _domains()[name].check
         if wanted is not None:

@@ -129,11 +129,7 @@ def _flat_sg(config: Config) -> dict[str, Any]:
 
 
 def local_path(key: str, value: str) -> str:
-    """``value``, or for ``module:NAME`` the module's file or folder, without importing it.
-
-    Raises:
-        ConfigError: no such module is installed.
-    """
+    """``value``, or for ``module:NAME`` the module's file or folder, without importing it."""
     try:
         return module_paths.resolve(value)
     except ModuleNotFoundError:
@@ -141,11 +137,7 @@ def local_path(key: str, value: str) -> str:
 
 
 def weighting_of(config: Config, *, allow_constant: bool | None = None) -> Weighting:
-    """The token weighting of a recipe; its bounds are computed, with torch.
-
-    Raises:
-        ConfigError: every token would get the same weight, unless that is allowed.
-    """
+    """The token weighting of a recipe; its bounds are computed, with torch."""
     try:
         return built_weighting(config.sg.weighting, allow_constant=allow_constant)
     except ValueError as error:
@@ -180,11 +172,7 @@ def set_by(config: Config) -> list[str]:
 def load_config(
     path: str | Path | Sequence[str | Path] | None, overrides: list[str] | tuple[str, ...] = ()
 ) -> Config:
-    """Read a recipe's parts, of which the later wins; then apply ``key=value`` overrides.
-
-    Raises:
-        ConfigError: one line naming the file, the key, the value and what was expected.
-    """
+    """Read a recipe's parts, of which the later wins; then apply ``key=value`` overrides."""
     flat: dict[str, Any] = {}
     origin: dict[str, str] = {}
     sources: list[str] = []
@@ -215,11 +203,7 @@ def load_config(
 
 
 def parsed_value(key: str, text: str) -> Any:
-    """The value of ``key=text``, read as YAML.
-
-    Raises:
-        ConfigError: it is not YAML.
-    """
+    """The value of ``key=text``, read as YAML."""
     try:
         return OmegaConf.to_container(OmegaConf.from_dotlist([f"x={text}"]))["x"]  # type: ignore[call-overload,index]
     except (OmegaConfBaseException, YAMLError, KeyError, ValueError, RecursionError) as error:
@@ -377,9 +361,6 @@ def sg_settings(
         resolver: has the settings of weighting and objective.
         loss: ``actor.policy_loss_type``; ``sg.objective`` has its parameters.
         origin: key -> the file or command line that sets it.
-
-    Raises:
-        ConfigError: a value that its key does not take.
     """
     resolved = {"weighting": resolver.weighting(), "objective": resolver.objective_for(loss)}
     tree = nested({k.removeprefix("sg."): v for k, v in values.items()})

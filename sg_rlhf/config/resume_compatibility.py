@@ -104,11 +104,7 @@ def save_fingerprints(config: Config, run_dir: Path) -> None:
 
 
 def changes(config: Config, run_dir: Path) -> list[Change]:
-    """Settings and files that differ from when the run was started and are not :data:`MUTABLE`.
-
-    Raises:
-        ConfigError: the directory's ``config.yaml`` cannot be read by this version.
-    """
+    """Settings and files that differ from when the run was started and are not :data:`MUTABLE`."""
     recipe = run_dir / "config.yaml"
     if not recipe.is_file():
         return []

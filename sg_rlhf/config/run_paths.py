@@ -25,9 +25,6 @@ def run_dir_of(requested: str | None, files: Sequence[str], config: Config) -> P
         requested: ``--run-dir``. An address is refused: it would become a folder of that name.
         files: the recipe's parts.
         config: the recipe. Without a shipped domain the parts alone give the name.
-
-    Raises:
-        ConfigError: naming the address and the fix.
     """
     if requested and "://" in requested:
         raise ConfigError(

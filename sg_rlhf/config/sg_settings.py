@@ -216,11 +216,7 @@ class SGSettings(BaseModel):
 
 @functools.cache
 def sg_keys() -> dict[str, str]:
-    """Key of ``sg`` -> what it is; keys of a domain's section are keys of their own.
-
-    Raises:
-        ConfigError: `SG_DOMAINS` names something that is no domain.
-    """
+    """Key of ``sg`` -> what it is; keys of a domain's section are keys of their own."""
     own = {
         f"sg.{name}": info.description or ""
         for name, info in SGSettings.model_fields.items()

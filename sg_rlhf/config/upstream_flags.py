@@ -123,9 +123,6 @@ class Flag:
         Args:
             value: as YAML has read it.
             where: the file or the command line that sets it, for the message.
-
-        Raises:
-            ConfigError: one line with the key, the value and what was expected.
         """
         if value is None and self.default is None:
             return None

@@ -45,9 +45,6 @@ class WeightingResolver:
 
         Returns:
             False for any other key.
-
-        Raises:
-            ConfigError: a mapping was expected.
         """
         setting = _Setting(key, value, source)
         if key == WEIGHTING:
@@ -80,11 +77,7 @@ class WeightingResolver:
             self.apply(f"{WEIGHTING}.{name}", item, source)
 
     def weighting(self) -> dict[str, Any]:
-        """``type`` and all parameters. A constant weight is accepted here and refused later.
-
-        Raises:
-            ConfigError: an unknown type or parameter, or a value out of range.
-        """
+        """``type`` and all parameters. A constant weight is accepted here and refused later."""
         try:
             weighting_class(self.type.value)
         except ParameterError as error:
@@ -105,11 +98,7 @@ class WeightingResolver:
         return {"type": self.type.value, **made.parameters(), "allow_constant": allowed}
 
     def objective_for(self, loss: str) -> dict[str, Any]:
-        """The parameters of the objective that ``actor.policy_loss_type`` stands for.
-
-        Raises:
-            ConfigError: an unknown parameter or a value out of range.
-        """
+        """The parameters of the objective that ``actor.policy_loss_type`` stands for."""
         if not self.objective:
             return {}
         name = OBJECTIVE_OF_LOSS.get(loss)
@@ -162,11 +151,7 @@ def built_objective(loss: str, settings: dict[str, Any]) -> Objective:
 
 
 def check_update(update: str, loss: str) -> None:
-    """Refuse ``sg.update=lopti`` with a loss of upstream, which has no passes.
-
-    Raises:
-        ConfigError: naming the losses that have them.
-    """
+    """Refuse ``sg.update=lopti`` with a loss of upstream, which has no passes."""
     if update == "lopti" and loss not in POLICY_LOSS_TYPES:
         raise ConfigError(
             f"actor.policy_loss_type={loss}: expected one of {', '.join(POLICY_LOSS_TYPES)} with "

@@ -129,9 +129,7 @@ def test_it_works_in_an_empty_environment(
 
     shown = checked(command, "train", "--config", recipe, "--dry-run", cwd=tmp_path)
     assert "\n  weighting:\n    type: grpo_sg\n" in shown
-    assert (
-        "# not checked: OpenRLHF is not installed here, and has more rules for settings\n" in shown
-    )
+    assert "# not on this machine: OpenRLHF is not installed; run scripts/bootstrap.sh" in shown
     refused = run(
         command, "train", "--config", recipe, "data.prompt_dataset=data/train.jsonl",
         "eval.dataset=null", cwd=tmp_path,

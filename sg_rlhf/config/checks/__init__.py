@@ -48,10 +48,6 @@ def problems(config: Config) -> list[str]:
 
 
 def check(config: Config) -> None:
-    """Refuse a recipe with settings that do not go together.
-
-    Raises:
-        ConfigError: the first of :func:`problems`.
-    """
+    """Refuse a recipe with settings that do not go together."""
     for line in problems(config):
         raise ConfigError(line)

@@ -28,11 +28,7 @@ def release(home: Path) -> tuple[int, int] | None:
 
 
 def unsupported_settings(value: Callable[[str], Any]) -> list[str]:
-    """What this machine's toolkit cannot compile; nothing for a cluster, which has its own.
-
-    Args:
-        value: a function from a dotted key to its resolved value.
-    """
+    """What this machine's toolkit cannot compile; nothing for a cluster, which has its own."""
     if "RAY_ADDRESS" in os.environ or not value("ds.deepcompile"):
         return []
     cuda_home.install()

@@ -55,11 +55,7 @@ def names() -> frozenset[str]:
 
 
 def check_engine_args(value: Callable[[str], Any]) -> None:
-    """Refuse arguments that vLLM does not have, and those that the trainer sets.
-
-    Raises:
-        ValueError: names the argument and what to write instead.
-    """
+    """Refuse arguments that vLLM does not have, and those that the trainer sets."""
     given: Mapping[str, Any] = value("sg.engine_args")
     for name, argument in given.items():
         key = OF_THE_TRAINER.get(name)

@@ -41,11 +41,7 @@ IN_A_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 
 
 def check_files(config: Config) -> None:
-    """Refuse models, rewards and folders that would stop a run, and prompts that are missing.
-
-    Raises:
-        ConfigError: one line naming the key, the file and the remedy.
-    """
+    """Refuse models, rewards and folders that would stop a run, and prompts that are missing."""
     for prompts in prompt_sets(config):
         _check_there(prompts)
     for check in FILE_CHECKS:
@@ -62,9 +58,6 @@ def look(config: Config) -> tuple[list[str], list[str]]:
 
     Returns:
         What is missing on this machine, and remarks on the prompts that are here; one line each.
-
-    Raises:
-        ConfigError: a file that is here would stop the run.
     """
     lacking: list[str] = []
 
@@ -114,11 +107,7 @@ class PromptSet:
 
 
 def prompt_sets(config: Config) -> list[PromptSet]:
-    """The prompts to train on, then those of each evaluation.
-
-    Raises:
-        ConfigError: the prompts to train on are not set, or there is no room for one.
-    """
+    """The prompts to train on, then those of each evaluation."""
     if not config.value("data.prompt_dataset"):
         raise MissingFile(
             "data.prompt_dataset: not set; expected JSON lines "
@@ -160,9 +149,6 @@ def check_prompts(config: Config, sets: list[PromptSet] | None = None) -> list[s
 
     Returns:
         Remarks for the user, one line each.
-
-    Raises:
-        ConfigError: one line naming the key, the file, the row, the field and the remedy.
     """
     _check_probabilities(config)
     fields = _schema(config)
@@ -239,11 +225,7 @@ def _check_set(
 
 
 def local_prompts(key: str, name: str) -> Path | None:
-    """The local file or folder of prompts that a name stands for; None for an id of a hub.
-
-    Raises:
-        ConfigError: it can be none of them.
-    """
+    """The local file or folder of prompts that a name stands for; None for an id of a hub."""
     given, _, _ = name.partition("@")
     path = Path(given)
     if not given:
@@ -321,11 +303,7 @@ def _schema(config: Config) -> PromptSchema:
 
 
 def domains_of(config: Config) -> list[Domain]:
-    """The domains whose grader reads a recipe's labels.
-
-    Raises:
-        ConfigError: the recipe names a domain that does not exist.
-    """
+    """The domains whose grader reads a recipe's labels."""
     reward, agent = map(config.value, ("reward.remote_url", "train.agent_func_path"))
     try:
         return registry.used_by(str(reward or ""), str(agent or ""), config.sg.domains)

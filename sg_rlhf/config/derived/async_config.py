@@ -31,11 +31,7 @@ class AsyncConfig(NamedTuple):
 
 
 def async_config(value: Callable[[str], Any]) -> AsyncConfig | None:
-    """The settings of a run; None for a synchronous one.
-
-    Args:
-        value: a function from a dotted key to its value.
-    """
+    """The settings of a run; None for a synchronous one."""
     if not value("train.async_enable"):
         return None
     max_staleness, queue_size = value("sg.max_staleness"), value("train.async_queue_size")

@@ -67,11 +67,7 @@ class OldLogProbRule(NamedTuple):
 
 
 def old_log_prob_rule(value: Callable[[str], Any]) -> OldLogProbRule:
-    """Apply the rule to a recipe.
-
-    Args:
-        value: dotted key -> its value in the recipe, or its default.
-    """
+    """Apply the rule to a recipe."""
     reader = next((why for why, applies in _readers(value) if applies), None)
     if reader:
         return OldLogProbRule("all", 1.0, reader)
