@@ -66,7 +66,8 @@ def _flat(config: Config) -> dict[str, Any]:
     for key in MODULE_KEYS:
         if flat[key]:
             flat[key] = local_path(key, str(flat[key]))
-    flat["actor.eps_clip_low_high"] = config.clip_range()
+    if flat["actor.eps_clip_low_high"] is None:
+        flat["actor.eps_clip_low_high"] = config.clip_range()
     return flat
 
 

@@ -146,7 +146,10 @@ def test_every_shipped_recipe_divides_evenly(recipe: Path) -> None:
         ("rollout.micro_batch_size=24", "rollout.micro_batch_size=24 times the 8 data-parallel"),
         ("rollout.vllm_generate_batch_size=32", "=32: expected rollout.batch_size=64 or"),
         ("rollout.vllm_generate_batch_size=128", "set train.async_enable=true, or leave it unset"),
-        ("rollout.micro_batch_size=0", "rollout.micro_batch_size=0: expected 1 or more"),
+        (
+            "rollout.micro_batch_size=0",
+            "rollout.micro_batch_size=0: expected an integer, 1 or more",
+        ),
         ("train.dynamic_batch_enable=true train.batch_size=4", "=4: not divisible by the 8 data-"),
         ("algo.advantage.estimator=gae", "=gae: a critic is not supported; set algo.advantage."),
         ("critic.model_name_or_path=a/b", "=a/b: a critic is not supported; take it out"),
@@ -174,7 +177,7 @@ def test_every_shipped_recipe_divides_evenly(recipe: Path) -> None:
         ),
         ("vllm.num_engines=null", "vllm.num_engines: not set: expected 1 or more"),
         ("actor.lr_scheduler=polynomial actor.adam.lr=1e-7", "actor.lr_scheduler=polynomial: ends"),
-        ("vllm.num_engines=0", "vllm.num_engines=0: expected 1 or more"),
+        ("vllm.num_engines=0", "vllm.num_engines=0: expected an integer, 1 or more"),
         ("reward.remote_url=null", "reward.remote_url: not set"),
         (
             "reward.remote_url=null reward.model_name_or_path=a/b",
@@ -185,17 +188,20 @@ def test_every_shipped_recipe_divides_evenly(recipe: Path) -> None:
             "algo.dynamic_filtering_enable=true",
             "algo.dynamic_filtering_enable=true: not with the reward model",
         ),
-        ("rollout.n_samples_per_prompt=1", "=1: expected 2 or more with group_norm"),
         (
-            "rollout.n_samples_per_prompt=1 algo.dynamic_filtering_enable=true "
-            "algo.advantage.estimator=reinforce",
+            "rollout.n_samples_per_prompt=1 train.batch_size=64",
+            "expected 2 or more with group_norm",
+        ),
+        (
+            "rollout.n_samples_per_prompt=1 train.batch_size=64 "
+            "algo.dynamic_filtering_enable=true algo.advantage.estimator=reinforce",
             "=1: expected 2 or more with algo.dynamic_filtering_enable=true",
         ),
         (
-            "algo.dynamic_filtering_enable=true algo.dynamic_filtering_range=[1, 0]",
+            "algo.dynamic_filtering_enable=true algo.dynamic_filtering_range=[1,0]",
             "algo.dynamic_filtering_range=[1.0, 0.0]: expected [LOW, HIGH]",
         ),
-        ("algo.advantage.is_correction_threshold=[1, 2, 3]", "expected [HIGH] or [LOW, HIGH]"),
+        ("algo.advantage.is_correction_threshold=[1,2,3]", "expected [HIGH] or [LOW, HIGH]"),
         ("actor.num_gpus_per_node=4 vllm.num_engines=4", "actor.num_gpus_per_node=4, ref.num_gpus"),
         (
             "reward.remote_url=null reward.model_name_or_path=a/b reward.num_gpus_per_node=16 "
