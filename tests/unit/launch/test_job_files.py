@@ -198,7 +198,7 @@ def test_flags_that_do_not_fit_are_refused_in_one_line(capsys: pytest.CaptureFix
     assert "expected HH:MM:SS" in refused(["sbatch", "--time", "24h"], capsys)
     assert "more than no time" in refused(["sbatch", "--time", "00:00:00"], capsys)
     assert refused(["kuberay", "actor.num_nodes=0"], capsys) == (
-        "error: command line: actor.num_nodes=0: expected 1 or more\n"
+        "error: command line: actor.num_nodes=0: expected an integer, 1 or more\n"
     )
     assert "without spaces" in refused(["sbatch", "--account", "a\n#SBATCH b"], capsys)
     assert "unknown key" in refused(["sbatch", "actor.nodes=2"], capsys)

@@ -35,7 +35,7 @@ def test_sizes_of_others() -> None:
     dynamic = of(RECIPE, "train.dynamic_batch_enable=true", "train.max_tokens_per_gpu=10000")
     assert dynamic.train_pass_tokens == dynamic.rollout_pass_tokens == 10000  # type: ignore[attr-defined]
     with pytest.raises(
-        ConfigError, match=r"^command line: train\.micro_batch_size=0: expected 1 or more"
+        ConfigError, match=r"^command line: train\.micro_batch_size=0: expected an integer, 1"
     ):
         of(RECIPE, "train.micro_batch_size=0")
 
