@@ -297,7 +297,10 @@ def test_a_number_that_cannot_be_is_found_before_anything_is_printed(
 ) -> None:
     recipe = str(CONFIGS / "kk" / "grpo_sg_tiny_cpu.yaml")
     assert main(["--config", recipe, "--dry-run", "ds.zero_stage=9"]) == 2
-    assert capsys.readouterr() == ("", "error: command line: ds.zero_stage=9: expected 0 to 3\n")
+    assert capsys.readouterr() == (
+        "",
+        "error: command line: ds.zero_stage=9: expected an integer, 0 or more, at most 3\n",
+    )
 
 
 def test_a_run_ends_with_its_summary_and_the_command_for_the_page(
