@@ -28,11 +28,10 @@ from tqdm import tqdm
 from lab.bench.common import write
 from lab.experiments.graders import suites
 from lab.experiments.graders.suites import Answer
-from sg_rlhf.tasks.math.answers import lists, normalize, symbolic, symbols, worker
+from sg_rlhf.tasks.math.answers import compare, lists, normalize, rewrites, symbolic
 from sg_rlhf.tasks.math.answers.boxed import last_box
-from sg_rlhf.tasks.math.answers.reason import Reason
-from sg_rlhf.tasks.math.answers.rules import Rule
-from sg_rlhf.tasks.math.answers.table import RULES, TABLES
+from sg_rlhf.tasks.math.answers.compare import RULES, TABLES
+from sg_rlhf.tasks.math.answers.rules import Reason, Rule
 from sg_rlhf.tasks.math.grading import decide
 
 LIMIT_S = 2.0
@@ -44,7 +43,7 @@ CACHED = (
     lists.read,
 )
 #: Rules on parsed values; without any other one `symbolic` says the same of two texts.
-PARSED = {rule.name for rule in (*symbols.SYMBOLS, *symbolic.ALONE, *symbolic.TOGETHER)}
+PARSED = {rule.name for rule in (*rewrites.SYMBOLS, *symbolic.ALONE, *symbolic.TOGETHER)}
 _verdicts: dict[tuple[str, str], Reason] = {}
 _answers: list[tuple[str | None, tuple[str, ...]]] = []
 
@@ -68,7 +67,8 @@ def is_correct(box: str | None, golds: tuple[str, ...]) -> bool:
     signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
     try:
         found = decide(box, golds)
-        return (found if isinstance(found, Reason) else worker.compare(*found)) is Reason.CORRECT
+        found = found if isinstance(found, Reason) else compare.compare_with_any(*found)
+        return found is Reason.CORRECT
     except (_OutOfTimeError, Exception):  # as the pool: a crash
         return False
     finally:

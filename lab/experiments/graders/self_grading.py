@@ -23,9 +23,8 @@ from pathlib import Path
 from tqdm import tqdm
 
 from sg_rlhf.tasks.math.answers.normalize import normalize
-from sg_rlhf.tasks.math.answers.worker import compare
 from sg_rlhf.tasks.math.data import read_rows
-from sg_rlhf.tasks.math.grading import WorkerPool, grade_many
+from sg_rlhf.tasks.math.grading import WorkerPool, compare, grade_many
 
 # File name, and the share of its golds that must grade correct against themselves.
 FILES = {
@@ -99,7 +98,7 @@ def grade_file(golds: list[Gold], pool: WorkerPool) -> Result:
     ours = grade_many(responses, pool)
     texts = {gold.text: None for gold in golds}
     verdicts = {text: pool.submit(compare, normalize(text), (normalize(text),)) for text in texts}
-    slow = {text: verdict() for text, verdict in tqdm(verdicts.items(), "slow path", leave=False)}
+    slow = {text: verdict.result() for text, verdict in tqdm(verdicts.items(), "slow path", leave=False)}
     plain = {text: plain_math_verify(text) for text in tqdm(texts, "plain library", leave=False)}
     result = Result(
         rows=len({gold.row for gold in golds}),

@@ -41,7 +41,7 @@ from lab.experiments.graders.outside_cases import (
 from lab.experiments.graders.real import key
 from lab.experiments.graders.self_grading import FILES, read_golds
 from sg_rlhf.tasks.math.answers.boxed import last_box
-from sg_rlhf.tasks.math.answers.table import RULES
+from sg_rlhf.tasks.math.answers.compare import RULES
 from sg_rlhf.tasks.math.grading import WorkerPool, grade_many
 from tests.unit.tasks.math import test_grading
 
@@ -59,7 +59,6 @@ MADE = ("golds written otherwise", "golds with one certified change", "changes o
 #: Runs in the earlier checkout: pairs from standard input, verdicts to standard output.
 _EARLIER = """
 import json, sys
-from sg_rlhf.tasks.math.answers.table import RULES
 from sg_rlhf.tasks.math.grading import WorkerPool, grade_many
 pool = WorkerPool(2)
 pairs = [(response, golds) for response, golds in json.load(sys.stdin)]

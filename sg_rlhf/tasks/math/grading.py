@@ -1,28 +1,30 @@
 r"""Grade mathematics answers: one grader for training rewards and for evaluation.
 
-`grade` takes the last complete box of the response and compares it with each reference answer:
+`grade` takes the last complete box of the response (`boxed`) and compares it with each reference
+answer:
 
 1. `normalize`: one spelling for both; equal texts and exact numbers decide.
 2. `guards`: reject what is too large, code, or several answers.
-3. In a killable process (`pool`): `lists` compares element by element, `symbolic` each value.
+3. In a killable process (`pool`, `worker`): `compare` takes lists apart (`lists`) and compares each
+   value (`symbolic`).
 
-`answers.table` lists the rules of these steps with their examples. A response decides nothing but
-its own verdict: whatever it holds, grading ends in time, runs none of it and raises nothing.
+`answers.compare` lists the rules of these steps. A response decides nothing but its own verdict:
+whatever it holds, grading ends in time, runs none of it and raises nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 
 from sg_rlhf.tasks.grade import Grade
 from sg_rlhf.tasks.math.answers.boxed import last_box
 from sg_rlhf.tasks.math.answers.guards import MAX_CHARACTERS, reject_reason
 from sg_rlhf.tasks.math.answers.normalize import equal_exactly, normalize
 from sg_rlhf.tasks.math.answers.pool import WorkerPool, shared_pool
-from sg_rlhf.tasks.math.answers.reason import Reason
-from sg_rlhf.tasks.math.answers.worker import compare
+from sg_rlhf.tasks.math.answers.rules import Reason
 
-__all__ = ["Grade", "Reason", "WorkerPool", "grade", "grade_many", "last_box"]
+__all__ = ["Grade", "Reason", "WorkerPool", "compare", "grade", "grade_many", "last_box"]
 
 
 def grade(response: str, golds: str | Sequence[str], pool: WorkerPool | None = None) -> Grade:
@@ -46,7 +48,7 @@ def grade(response: str, golds: str | Sequence[str], pool: WorkerPool | None = N
     Raises:
         ValueError: no reference answer, or an empty one: a fault of the data.
     """
-    return _begin(response, golds, pool)()
+    return grade_many([(response, golds)], pool)[0]
 
 
 def grade_many(
@@ -57,42 +59,40 @@ def grade_many(
     Raises:
         ValueError: as `grade`.
     """
-    begun = [_begin(response, golds, pool) for response, golds in pairs]
-    return [finish() for finish in begun]
+    decided: list[tuple[str | None, Reason | Future[str]]] = []
+    for response, golds in pairs:
+        golds = (golds,) if isinstance(golds, str) else tuple(golds)
+        if not golds or not all(gold.strip() for gold in golds):
+            raise ValueError(f"no reference answer, or an empty one, in {list(golds)!r}")
+        box = last_box(response)
+        found = decide(box, golds)
+        if isinstance(found, Reason):
+            decided.append((box, found))
+        else:
+            decided.append((box, (pool or shared_pool()).submit(compare, *found)))
+    return [
+        _graded(box, found if isinstance(found, Reason) else Reason(found.result()))
+        for box, found in decided
+    ]
 
 
-def _begin(
-    response: str, golds: str | Sequence[str], pool: WorkerPool | None
-) -> Callable[[], Grade]:
-    """Decide what can be decided now, queue the rest; the result finishes the work."""
-    golds = (golds,) if isinstance(golds, str) else tuple(golds)
-    if not golds or not all(gold.strip() for gold in golds):
-        raise ValueError(f"no reference answer, or an empty one, in {list(golds)!r}")
-    extracted = last_box(response)
-    decided = decide(extracted, golds)
-    if isinstance(decided, Reason):
-        return lambda: _graded(extracted, decided)
-    verdict = (pool or shared_pool()).submit(compare, *decided)
-    return lambda: _graded(extracted, verdict())
-
-
-def decide(extracted: str | None, golds: tuple[str, ...]) -> Reason | tuple[str, tuple[str, ...]]:
+def decide(box: str | None, golds: tuple[str, ...]) -> Reason | tuple[str, tuple[str, ...]]:
     """The verdict on a box by spelling and exact numbers alone.
 
     Returns:
         The reason, or the normalised answer and golds that only math-verify can compare.
     """
-    if extracted is None:
+    if box is None:
         return Reason.NO_BOX
-    if not extracted:
+    if not box:
         return Reason.EMPTY_BOX
     # Tidying is for answers; a box with a whole proof in it is not worth the time.
-    if len(extracted) > 4 * MAX_CHARACTERS:
+    if len(box) > 4 * MAX_CHARACTERS:
         return Reason.TOO_LONG
-    verdicts = [equal_exactly(extracted, gold) for gold in golds]
+    verdicts = [equal_exactly(box, gold) for gold in golds]
     if True in verdicts:
         return Reason.CORRECT
-    answer = normalize(extracted)
+    answer = normalize(box)
     refused = reject_reason(answer) if answer else Reason.UNPARSEABLE
     if refused is not None:
         return refused
@@ -102,14 +102,22 @@ def decide(extracted: str | None, golds: tuple[str, ...]) -> Reason | tuple[str,
     return (answer, undecided) if undecided else Reason.WRONG
 
 
-def _graded(extracted: str | None, reason: Reason) -> Grade:
+def compare(answer: str, references: Sequence[str]) -> Reason:
+    """In a worker: compare a normalised answer with normalised references, any of them right."""
+    # Imports sympy, which the trainer pays for neither in seconds nor in memory.
+    from sg_rlhf.tasks.math.answers.compare import compare_with_any
+
+    return compare_with_any(answer, references)
+
+
+def _graded(box: str | None, reason: Reason) -> Grade:
     correct = reason is Reason.CORRECT
     return Grade(
         reward=float(correct),
         correct=correct,
         reason=reason,
-        extracted=extracted,
-        format_ok=extracted is not None,
+        extracted=box,
+        format_ok=box is not None,
         logs={
             "timeout": float(reason is Reason.TIMEOUT),
             "crash": float(reason is Reason.CRASH),

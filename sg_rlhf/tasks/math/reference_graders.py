@@ -31,7 +31,7 @@ from typing import Any, TypeAlias
 from sg_rlhf.data_io.pinned_download import Origin, download
 from sg_rlhf.tasks.math.answers.boxed import last_box
 from sg_rlhf.tasks.math.answers.pool import DEFAULT_WORKERS, WorkerPool
-from sg_rlhf.tasks.math.answers.reason import Reason
+from sg_rlhf.tasks.math.answers.rules import Reason
 from sg_rlhf.tasks.questions import cache_folder, check_online
 
 #: Processor seconds for one response and all its golds; math-verify's own limit is 5 s.
@@ -183,8 +183,8 @@ class ReferenceGraders:
         limit_s: float = LIMIT_S,
     ) -> None:
         self.names = tuple(sources)
-        paths = {name: list(paths) for name, paths in sources.items()}
-        self._pool = WorkerPool(workers, limit_s, _load, paths)
+        paths = {name: [str(path) for path in paths] for name, paths in sources.items()}
+        self._pool = WorkerPool(workers, limit_s, f"{__name__}:_load", paths)
 
     def grade(
         self, pairs: Sequence[tuple[str, str | Sequence[str]]]
@@ -199,7 +199,7 @@ class ReferenceGraders:
             }
             for response, given in pairs
         ]
-        found = ({name: result() for name, result in results.items()} for results in waiting)
+        found = ({name: one.result() for name, one in row.items()} for row in waiting)
         return [
             {name: None if isinstance(v, Reason) else v for name, v in verdicts.items()}
             for verdicts in found
@@ -213,20 +213,20 @@ class ReferenceGraders:
 _judges: dict[str, Judge] = {}
 
 
-def _load(sources: Mapping[str, Sequence[Path]]) -> None:
+def _load(sources: Mapping[str, Sequence[str]]) -> None:
     """In a worker: load the graders' files."""
     if "qwen" in sources:
         sys.modules["latex2sympy2"] = importlib.import_module("latex2sympy2_extended.latex2sympy2")
         # parser.py imports everything of its neighbour; strip_string uses nothing of it.
         sys.modules["utils"] = types.ModuleType("utils")
     for name, paths in sources.items():
-        modules = [_load_file(f"sg_rlhf_reference_{name}_{path.stem}", path) for path in paths]
+        modules = [_load_file(f"sg_rlhf_reference_{name}_{Path(p).stem}", p) for p in paths]
         _judges[name] = GRADERS[name].load(modules)
         # Parsers build their tables at the first formula.
         _grade(name, r"\boxed{\frac{x}{2}+1}", [r"\frac{x+2}{2}"])
 
 
-def _load_file(name: str, path: Path) -> Any:
+def _load_file(name: str, path: str) -> Any:
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None

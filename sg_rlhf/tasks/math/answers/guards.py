@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from sg_rlhf.tasks.math.answers.reason import Reason
-from sg_rlhf.tasks.math.answers.rules import Pairs, Rule
+from sg_rlhf.tasks.math.answers.rules import Pairs, Reason, Rule
 
 # The longest reference answer of the five evaluation sets and of DSR-Uniform has 204 characters,
 # the longest number 18 digits, the deepest nesting 4, the highest exponent 4 digits.
@@ -35,17 +34,14 @@ def _too_nested(answer: str) -> Reason | None:
     return None
 
 
-def _unprintable(answer: str) -> Reason | None:
-    return None if answer.isascii() and answer.isprintable() else Reason.UNPARSEABLE
-
-
 # fmt: off
 #: Normalised answer -> the reason for rejecting it, or None.
 GUARDS: tuple[Rule, ...] = (
     _guard("long text", f"Reject more than {MAX_CHARACTERS} characters.", Reason.TOO_LONG,
         rf"(?s)^.{{{MAX_CHARACTERS + 1}}}", near_misses=(("+".join("x" * 300), "300x"),)),
     _guard("long number", f"Reject a number of more than {MAX_DIGITS} digits.", Reason.TOO_LONG,
-        rf"[0-9](?:[ ,_]?[0-9]){{{MAX_DIGITS}}}", near_misses=(("9" * 41, "9" * 40),)),
+        rf"[0-9](?:[ ,_]?[0-9]){{{MAX_DIGITS}}}", near_misses=(("9" * 41, "9" * 40),
+        ("1" + "0" * 41, "10^{41}"))),
     Rule("deep nesting", f"Reject brackets nested deeper than {MAX_NESTING}.", _too_nested,
         near_misses=(("(" * 21 + "x" + ")" * 21, "x"),)),
     # The pool's limit is what makes grading safe; this saves a worker for each of the commonest.
@@ -57,9 +53,8 @@ GUARDS: tuple[Rule, ...] = (
         near_misses=(("9^{9^{9^9}}", "9"),)),
     _guard("code", "Reject Python.", Reason.CODE_LIKE,
         r"__|(?<![A-Za-z\\])(?:import|lambda|eval|exec|getattr|setattr|globals|compile|open|print)"
-        r"(?![A-Za-z])|[A-Za-z_)\]]\.[A-Za-z_]\w*\s*\(", near_misses=(("open(x).read()", "x"),)),
-    Rule("unprintable", "Reject what is not printable ASCII.", _unprintable,
-        near_misses=(("5é", "5"),)),
+        r"(?![A-Za-z])|[A-Za-z_)\]]\.[A-Za-z_]\w*\s*\(", near_misses=(("open(x).read()", "x"),
+        ("import", "i m p o r t"))),
     # math-verify reads 5'6 as 56 and 5 6 as a product.
     _guard("two numbers side by side", "Reject two numbers without a sign between them.",
         Reason.UNPARSEABLE, r"""[0-9]\s*["'`]+\s*[0-9]|[0-9] +[0-9.]""",

@@ -1,125 +1,105 @@
-"""A pool of killable, confined processes, shared by all threads of a process.
+"""A pool of killable, confined processes (`answers.worker`), shared by all threads of a process.
 
 Ours and other graders run in it: they evaluate text that a model wrote. It starts with the first
-answer that needs it and ends with the process, in whatever way that ends: a script, a child of
-`multiprocessing` (which runs no `atexit`, and joins its children), a worker of an executor, of
-`multiprocessing.Pool`, joblib or Ray. Covered, each with a test: an answer that never ends, in
-Python or in C; one that takes all memory or kills its worker; calls from many threads; a fork of
-the process that uses it; a `__main__` that is not fit to be imported twice; a pool that breaks
-down, which is replaced.
+answer that needs it. A worker ends when its standard input does, so with its trainer, however that
+ends. It reads and writes JSON: nothing that it sends is unpickled.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
+import json
 import logging
 import math
-import multiprocessing
 import os
+import select
 import signal
+import subprocess
 import sys
 import threading
-import time
 import weakref
-from collections.abc import Callable, Iterator
-from concurrent import futures
-from concurrent.futures import Future
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
-from multiprocessing import util
-from multiprocessing.context import SpawnContext, SpawnProcess
-from typing import Any, TypeVar
+from queue import SimpleQueue
+from typing import Any
 
-from pebble import ProcessExpired, ProcessFuture, ProcessPool
-
-from sg_rlhf.tasks.math.answers import sandbox, worker
-from sg_rlhf.tasks.math.answers.reason import Reason
+from sg_rlhf.tasks.math.answers.rules import Reason
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 LIMIT_S = 2.0
 WALL_FACTOR = 10.0
 DEFAULT_WORKERS = 2
-# Beyond this without a verdict for any answer, the pool itself is taken to be stuck: a worker that
-# is killed from outside while it hands over a verdict takes pebble's lock along. A start takes 2 s.
-STUCK_AFTER_S = 60.0
-_BEFORE_THE_JOIN = 100
+#: Wall time to start a worker; it takes 1 s on a machine that has nothing else to do.
+_START_S = 300.0
+_MAX_ANSWER_BYTES = 4096
+_PROGRAM = (
+    "import sys; sys.path[:] = sys.argv[1:]\n"
+    "from sg_rlhf.tasks.math.answers.worker import serve; serve()"
+)
+_WARM_UP = "sg_rlhf.tasks.math.answers.compare:warm_up"
 
 
-@contextlib.contextmanager
-def _program_hidden() -> Iterator[None]:
-    """Within this, a process that `multiprocessing` spawns does not import the parent's `__main__`.
+class _Worker:
+    """One process, ready to be called."""
 
-    That would be Ray's worker program or an evaluation script with vLLM: seconds and gigabytes for
-    each worker, and endless recursion for a script without a `__main__` guard.
-    """
-    program = vars(sys.modules["__main__"])
-    hidden: dict[str, Any] = {
-        name: program.pop(name) for name in ("__spec__", "__file__") if name in program
-    }
-    program["__spec__"] = None
-    method = multiprocessing.get_start_method(allow_none=True)
-    # A new process knows Python's own start methods, not joblib's.
-    is_foreign = method not in (None, *multiprocessing.get_all_start_methods())
-    if is_foreign:
-        multiprocessing.set_start_method("spawn", force=True)
-    try:
-        yield
-    finally:
-        program.update(hidden)
-        if is_foreign:
-            multiprocessing.set_start_method(method, force=True)
+    def __init__(self, prepare: str, arguments: tuple[Any, ...]) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM, *sys.path],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0,
+        )  # fmt: skip
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self._calls, self._answers = self.process.stdin, self.process.stdout
+        if isinstance(self.call([prepare, arguments, 0.0], _START_S), Reason):
+            log.warning("a grading worker does not start")
+            self.end()
 
+    def call(self, call: list[Any], wall_s: float) -> Any:
+        """The value, or `TIMEOUT` or `CRASH`."""
+        waiting = memoryview(json.dumps(call).encode() + b"\n")
+        try:
+            while waiting:
+                waiting = waiting[self._calls.write(waiting) :]
+        except BrokenPipeError:
+            return Reason.CRASH
+        poll = select.poll()
+        poll.register(self._answers, select.POLLIN)
+        if not poll.poll(1000 * wall_s):
+            self.end()
+            return Reason.TIMEOUT
+        try:
+            value = json.loads(os.read(self._answers.fileno(), _MAX_ANSWER_BYTES))
+        except ValueError:  # nothing: it ended
+            return Reason.TIMEOUT if self.end() == -signal.SIGPROF else Reason.CRASH
+        return Reason.CRASH if value is None else value[0]
 
-#: Two threads that hid the program at once would restore what the other one left.
-_starting = threading.Lock()
+    def end(self) -> int:
+        """Kill the process, unless it has ended already; the signal that ended it, negative."""
+        self.process.kill()
+        return self.process.wait()
 
-
-class _Process(SpawnProcess):
-    def start(self) -> None:
-        """Start it, also from a daemonic process.
-
-        `multiprocessing` refuses that since such a process is ended without a word to its children.
-        A grading worker ends by itself when its pipe does.
-        """
-        parent = multiprocessing.current_process()
-        daemonic = parent.daemon
-        with _starting, _program_hidden():
-            if daemonic:
-                parent.daemon = False
-            try:
-                super().start()
-            finally:
-                if daemonic:
-                    parent.daemon = True
-
-
-class _Context(SpawnContext):
-    Process = _Process
+    def forget(self) -> None:
+        """In a forked child: close its copy of the pipes, which keep the parent's worker alive."""
+        self._calls.close()
+        self._answers.close()
 
 
 class WorkerPool:
     """`workers` processes, each of which is killed when one call takes longer than `limit_s`.
 
     The limit is processor time from the moment when a worker takes up the call, so that neither the
-    start of the workers, nor a queue, nor a busy machine counts. pebble notices ten times a second
-    that a worker is gone: add 0.2 s. `WALL_FACTOR` times the limit in wall time also ends a call,
-    in case a worker sleeps or is starved.
+    start of the workers, nor a queue, nor a busy machine counts. `WALL_FACTOR` times the limit in
+    wall time also ends a call, in case a worker sleeps or is starved.
 
     Args:
-        prepare: called in each new worker, before it is confined (`sandbox`) and its output goes
-            nowhere; by default it makes the worker ready for our grader.
+        prepare: called in each new worker before it is confined, "module:function"; by default it
+            makes the worker ready for our grader.
+        arguments: of `prepare`, as JSON has them.
     """
 
     def __init__(
-        self,
-        workers: int,
-        limit_s: float = LIMIT_S,
-        prepare: Callable[..., object] = worker.warm_up,
-        *args: Any,
+        self, workers: int, limit_s: float = LIMIT_S, prepare: str = _WARM_UP, *arguments: Any
     ) -> None:
         if workers < 1 or limit_s <= 0:
             raise ValueError(
@@ -128,148 +108,61 @@ class WorkerPool:
             )
         self.workers = workers
         self.limit_s = limit_s
-        self._prepare = (prepare, *args)
+        self._prepare = (prepare, arguments)
         self._lock = threading.Lock()
-        self._pool: ProcessPool | None = None
-        self._last_result = 0.0
+        self._threads: ThreadPoolExecutor | None = None
+        self._reset()
         _pools.add(self)
 
-    def submit(self, function: Callable[..., T], *args: Any) -> Callable[[], T | Reason]:
-        """Queue a call; calling the result waits for its value, or `TIMEOUT` or `CRASH`."""
-        first = self._schedule(function, args)
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """Queue a call of a module's function; its result is the value, or `TIMEOUT` or `CRASH`.
 
-        def result() -> T | Reason:
-            # The pool can break down without this call's doing: it gets a second try.
-            for task in (first, None):
-                found = self._wait(task or self._schedule(function, args))
-                if found is not _BROKEN:
-                    return found  # type: ignore[no-any-return]
-            return Reason.CRASH
-
-        return result
+        Arguments and value as JSON has them.
+        """
+        name = f"{function.__module__}:{function.__qualname__}"
+        with self._lock:
+            if self._threads is None:
+                for module in ("math_verify", "sympy"):
+                    if importlib.util.find_spec(module) is None:
+                        raise ModuleNotFoundError(
+                            f"grading mathematics needs {module}; is it installed?"
+                        )
+                self._threads = ThreadPoolExecutor(self.workers, "grading")
+            return self._threads.submit(self._call, self._idle, [name, arguments, self.limit_s])
 
     def close(self) -> None:
         """Stop the workers. The next call starts new ones."""
         with self._lock:
-            pool, self._pool = self._pool, None
-        if pool is not None:
-            _stop(pool)
+            threads, started = self._threads, list(self._started)
+            self._reset()
+        if threads is not None:
+            threads.shutdown(wait=False, cancel_futures=True)
+        for worker in started:
+            worker.end()
 
-    def reset_after_fork(self) -> None:
+    def forget(self) -> None:
         """In a forked child: the workers, and the threads that talk to them, are the parent's."""
+        for worker in list(self._started):
+            worker.forget()
         self._lock = threading.Lock()
-        self._pool = None
+        self._reset()
 
-    def _schedule(self, function: Callable[..., Any], args: tuple[Any, ...]) -> _Scheduled | None:
-        with self._lock:
-            for _ in range(2):
-                if self._pool is None:
-                    self._pool = self._start()
-                try:
-                    future = self._pool.schedule(
-                        _limited,
-                        args=(self.limit_s, function, *args),
-                        timeout=WALL_FACTOR * self.limit_s,
-                    )
-                except RuntimeError as error:  # it broke down while idle, or does not start
-                    log.warning("grading workers are replaced: %s", error)
-                    broken, self._pool = self._pool, None
-                    _stop(broken)
-                    continue
-                future.add_done_callback(self._note_result)
-                return _Scheduled(self._pool, future, time.monotonic())
-        return None
+    def _reset(self) -> None:
+        self._threads = None
+        self._started: weakref.WeakSet[_Worker] = weakref.WeakSet()
+        self._idle: SimpleQueue[_Worker | None] = SimpleQueue()
+        for _ in range(self.workers):
+            self._idle.put(None)
 
-    def _start(self) -> ProcessPool:
-        for module in ("math_verify", "sympy"):
-            if importlib.util.find_spec(module) is None:
-                raise ModuleNotFoundError(f"grading mathematics needs {module}; is it installed?")
-        # Before `multiprocessing` joins the children, as it does at the end of any process.
-        util.Finalize(None, self.close, exitpriority=_BEFORE_THE_JOIN)
-        return ProcessPool(
-            max_workers=self.workers,
-            initializer=_begin,
-            initargs=self._prepare,
-            context=_Context(),
-        )
-
-    def _note_result(self, future: Future[Any]) -> None:
-        self._last_result = time.monotonic()
-
-    def _wait(self, task: _Scheduled | None) -> Any:
-        """The result, or `_BROKEN` if the pool broke down or got stuck before there was one."""
-        if task is None:
-            return _BROKEN
-        while not futures.wait([task.future], timeout=5.0).done:
-            if time.monotonic() - max(task.since, self._last_result) > STUCK_AFTER_S:
-                return self._restart(task.pool, "no verdict for any answer")
-        if task.future.cancelled():
-            return _BROKEN
-        error = task.future.exception()
-        if error is None:
-            return task.future.result()
-        if isinstance(error, TimeoutError):
-            return Reason.TIMEOUT
-        if isinstance(error, ProcessExpired) and error.exitcode == -signal.SIGPROF:
-            return Reason.TIMEOUT
-        if isinstance(error, BrokenProcessPool):
-            return self._restart(task.pool, str(error))
-        return Reason.CRASH
-
-    def _restart(self, pool: ProcessPool, why: str) -> object:
-        with self._lock:
-            if self._pool is not pool:  # another thread was first
-                return _BROKEN
-            self._pool = None
-        log.warning("grading workers are replaced: %s", why)
-        _stop(pool)
-        return _BROKEN
-
-
-_BROKEN = object()
-
-
-@dataclass(frozen=True)
-class _Scheduled:
-    pool: ProcessPool
-    future: ProcessFuture[Any]
-    since: float
-
-
-def _stop(pool: ProcessPool) -> None:
-    pool.stop()  # type: ignore[no-untyped-call]
-    pool.join()
-
-
-def _begin(prepare: Callable[..., object], *args: Any) -> None:
-    """Make this process a worker; the limit of its first call starts only after it."""
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    # pebble's handler waits for the running C call to end, and its kill follows 3 s later.
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    logging.disable(logging.CRITICAL)
-    prepare(*args)
-    # The parser prints, and the trainer's terminal is not the place for it.
-    devnull = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (0, 1, 2):
-        os.dup2(devnull, descriptor)
-    # Last: the parser's tables may be written to a cache.
-    sandbox.enter_sandbox()
-
-
-def _limited(limit_s: float, function: Callable[..., T], *args: Any) -> T | Reason:
-    """The call's value; `CRASH` stands for running out of memory.
-
-    After `limit_s` seconds of processor time the kernel ends this process with SIGPROF, whatever C
-    code it is in and whether or not the trainer still lives. Processor time, because a verdict must
-    not depend on what else the machine is doing.
-    """
-    signal.setitimer(signal.ITIMER_PROF, limit_s)
-    try:
-        return function(*args)
-    except MemoryError:
-        return Reason.CRASH
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0.0)
+    def _call(self, idle: SimpleQueue[_Worker | None], call: list[Any]) -> Any:
+        worker = idle.get()
+        try:
+            if worker is None or worker.process.poll() is not None:
+                worker = _Worker(*self._prepare)
+                self._started.add(worker)
+            return worker.call(call, WALL_FACTOR * self.limit_s)
+        finally:
+            idle.put(worker)
 
 
 @lru_cache(maxsize=1)
@@ -300,11 +193,9 @@ def _from_environment(name: str, default: float) -> float:
 _pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
 
 
-def _reset_pools() -> None:
-    global _starting
-    _starting = threading.Lock()
+def _forget_pools() -> None:
     for pool in _pools:
-        pool.reset_after_fork()
+        pool.forget()
 
 
-os.register_at_fork(after_in_child=_reset_pools)
+os.register_at_fork(after_in_child=_forget_pools)

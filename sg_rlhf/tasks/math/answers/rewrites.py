@@ -1,7 +1,8 @@
-r"""Rewrites: one spelling for what people write in many ways. The result is LaTeX for the parser.
+r"""Rules that rewrite a text, applied in order to answers and to reference answers alike.
 
-They apply in order, to answers and to reference answers alike; braces around the whole text go
-before each.
+`REWRITES` bring what people write in many ways to one spelling; braces around the whole text go
+before each. `SYMBOLS` are for the parser: it takes dx/dt for 0, y' for y, I for i, and E_1 or
+L_{\odot} for nothing that it knows, so each becomes a plain symbol.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ REWRITES: tuple[Rule, ...] = (
     Rule("raised and lowered digits", "Write ² as a power and ₂ as an index.", _plain_digits,
         right=(("x²", "x^2"), ("15,000 kcal m⁻² yr⁻¹", "15000")), near_misses=(("x³", "x^2"),)),
     Rule("Unicode signs", "Write Unicode signs and Greek letters as LaTeX.",
-        lambda t: t.translate(_UNICODE), right=(("−4", "-4"), ("θ", r"\theta")),
+        lambda t: t.translate(_UNICODE), right=(("−4", "-4"), ("θ", r"\theta"), ("½", "0.5")),
         near_misses=(("ϕ", r"\theta"),)),
     rewrite("final stop", "Drop a full stop, comma or semicolon at the end.", r"(?<!\\)[.,;]+\s*$",
         "", right=(("5.", "5"), ("6e13.", "6e13")), near_misses=((".5", "5"),)),
@@ -110,7 +111,8 @@ REWRITES: tuple[Rule, ...] = (
     rewrite("left and right", "Drop \\left and \\right.",
         r"\\(?:left|right)(?![A-Za-z])(?:\.(?!\d))?", "",
         right=((r"\left[0,\infty\right)", r"[0,\infty)"),
-        (r"\left(\frac12, 0.5\right)", r"(\frac{1}{2},\frac{1}{2})")),
+        (r"\left(\frac12, 0.5\right)", r"(\frac{1}{2},\frac{1}{2})"),
+        (r"\left\{1,2\right\}", r"\{2,1\}")),
         near_misses=((r"\left[0,1\right)", "[0,1]"),)),
     rewrite("size and style", "Drop commands for size and style.", rf"\\(?:{_STYLES})(?![A-Za-z])",
         "", right=((r"\large 5", "5"),), near_misses=((r"\large 6", "5"),)),
@@ -158,7 +160,8 @@ REWRITES: tuple[Rule, ...] = (
     rewrite("bare pi", "Write pi as \\pi.", r"(?<![\\A-Za-z])pi(?![A-Za-z])", r"\\pi ",
         right=(("2pi", r"2\pi"),), near_misses=(("2pix", r"2\pi"),)),
     rewrite("kinds of fraction", "Write \\dfrac, \\tfrac and \\cfrac as \\frac.",
-        r"\\[dtc]frac(?![A-Za-z])", r"\\frac", right=((r"\dfrac{3}{4}", r"\frac34"),),
+        r"\\[dtc]frac(?![A-Za-z])", r"\\frac", right=((r"\dfrac{3}{4}", r"\frac34"),
+        (r"\dfrac{dx}{dt}=kx", r"\frac{dx}{dt}=kx")),
         near_misses=((r"\dfrac{4}{3}", r"\frac34"),)),
     rewrite("base of a logarithm", "Set the base of \\log_2 8 in braces.",
         r"\\log\s*_\s*([0-9]+)\s+(?=[0-9])", r"\\log_{\1} ", right=((r"\log_2 8", "3"),),
@@ -177,7 +180,7 @@ REWRITES: tuple[Rule, ...] = (
         right=(("25 °C", "25"),), near_misses=(("25 °C", "52"),)),
     rewrite("degree signs", "Drop degree signs.",
         r"\^\s*\{\s*\\circ\s*\}|\^\s*\\circ(?![A-Za-z])|\\degrees?(?![A-Za-z])", "",
-        right=(("35", r"35^\circ"), ("60,90", r"$90^{\circ}$,$60^{\circ}$")),
+        right=(("35", r"35^\circ"), ("60,90", r"$90^{\circ}$,$60^{\circ}$"), (r"45\degree", "45")),
         near_misses=(("53", r"35^\circ"),)),
     rewrite("one space", "Write several spaces as one.", r"\s+", " ", right=(("10  000", "10000"),),
         near_misses=(("1  2", "12"),)),
@@ -192,5 +195,96 @@ REWRITES: tuple[Rule, ...] = (
     rewrite("digits in text", "Read text that holds a digit as mathematics.",
         r"^\\(?:text|mathrm|mbox)\s*\{([^{}]*[0-9][^{}]*)\}$", r"\1",
         right=((r"\text{3 and 5}", "3,5"),), near_misses=((r"\text{3 and 5}", "3"),)),
+)
+# fmt: on
+
+
+# -- Plain symbols for the parser ---------------------------------------------------------------
+
+_GREEK_COMMAND = (
+    r"\\(?:alpha|beta|gamma|delta|epsilon|varepsilon|zeta|eta|theta|vartheta|iota|kappa|lambda|mu|nu|"
+    r"xi|rho|sigma|tau|upsilon|phi|varphi|chi|psi|omega|Gamma|Delta|Theta|Lambda|Xi|Sigma|Phi|Psi|"
+    r"Omega|hbar|ell)(?![A-Za-z])"
+)
+_INDEX = r"(?:_\s*(?P<brace>\{\s*)?(?P<index>[A-Za-z0-9])(?(brace)\s*\}))?"
+_DERIVATIVE_FRACTION = re.compile(
+    r"\\frac\s*\{\s*(?:d|\\partial)\s*(?:\^\s*\{?(?P<n>[0-9])\}?)?\s*(?P<of>\\?[A-Za-z]+)\s*"
+    rf"{_INDEX}\s*(?:\(\s*[A-Za-z]\s*\))?\s*\}}"
+    r"\s*\{\s*(?:d|\\partial)\s*(?P<by>[A-Za-z])\s*(?:\^\s*\{?(?P<m>[0-9])\}?)?\s*\}"
+)
+_DOTTED = re.compile(
+    r"\\(?P<dots>d?)dot\s*(?:\{\s*(?P<of>\\?[A-Za-z]+)\s*\}|(?P<of1>[A-Za-z](?![A-Za-z])))"
+    rf"{_INDEX}(?:\s*\(\s*t\s*\))?"
+)
+_PRIMES = re.compile(r"(?<![\\A-Za-z])([A-Za-z])('+)")
+_DERIVATIVE = re.compile(r"D_\{[0-9]Q(\w+)Q(\w*)\}")
+_SUBSCRIPT = re.compile(
+    rf"(?P<base>{_GREEK_COMMAND}|(?<![\\A-Za-z])[A-Za-z](?![A-Za-z]))\s*_\s*"
+    r"(?:\{(?P<index>(?:[^{}]|\{[^{}]*\})*)\}|(?P<one>[A-Za-z0-9]|\\[A-Za-z]+))"
+)
+_LETTER_I = re.compile(r"(\\text\s*\{[^{}]*\}|\\[A-Za-z]+|\b[DZ]_\{[^{}]*\})|I")
+_STYLE = re.compile(r"\\(?:text|mathrm|mbox|rm|mathit|operatorname)(?![A-Za-z])")
+
+
+def _protected(order: int | str, of: str, index: str | None, by: str) -> str:
+    return f" D_{{{order}Q{of.strip(chr(92))}{index or ''}Q{by}}}"
+
+
+def _derivative_fraction(match: re.Match[str]) -> str:
+    orders = {match["n"] or "1", match["m"] or "1"}
+    if len(orders) > 1:
+        return match[0].replace("frac", "badfrac")  # no derivative: the parser must not see one
+    return _protected(orders.pop(), match["of"], match["index"], match["by"])
+
+
+def _dotted(match: re.Match[str]) -> str:
+    order = 2 if match["dots"] else 1
+    return _protected(order, match["of"] or match["of1"], match["index"], "t")
+
+
+def _without_arguments(text: str) -> str:
+    for of, by in sorted(set(_DERIVATIVE.findall(text))):
+        called = rf"(\\?{of})\s*\(\s*{by}\s*\)|(\\[A-Za-z]+)" if by else "(?!)"
+        text = re.sub(called, lambda match: match[2] or f"{match[1]} ", text)
+    return text
+
+
+def _subscript(match: re.Match[str]) -> str:
+    index = match["index"] if match["index"] is not None else match["one"]
+    # n + 1 is a value, not a name.
+    if _DERIVATIVE.fullmatch(match[0]) or re.search(r"[-+*=^]", index):
+        return match[0]
+    plain = re.sub(r"[^A-Za-z0-9]", "", _STYLE.sub("", index))
+    readable = match["base"] not in ("E", "I") and re.fullmatch(r"\s*[A-Za-z0-9]+\s*", index)
+    return match[0] if not plain or readable else f"Z_{{{match['base'].strip(chr(92))}{plain}}}"
+
+
+# fmt: off
+#: Text -> text, before a single value is parsed.
+SYMBOLS: tuple[Rule, ...] = (
+    Rule("derivative as a fraction", "Name \\frac{dx}{dt} by a symbol.",
+        lambda t: _DERIVATIVE_FRACTION.sub(_derivative_fraction, t),
+        right=((r"\frac{dx}{dt}=-a+kx", r"\frac{dx}{dt} = kx - a"),),
+        near_misses=(("kx=a", r"\frac{dx}{dt} = kx - a"),
+        (r"\frac{d^2y}{dt^2}=k", r"\frac{dy}{dt}=k"),
+        (r"\frac{d^{2} v}{d t^{7}}=k", r"\frac{d^{2} v}{d t^{2}}=k"))),
+    Rule("derivative as a dot", "Name \\dot{x} by a symbol.", lambda t: _DOTTED.sub(_dotted, t),
+        right=((r"\frac{\dot{x}_0}{a}\sin t", r"\sin(t) \frac{\dot{x}_{0}}{a}"),
+        (r"\dot{x}=2", r"\frac{dx}{dt}=2")),
+        near_misses=(("mv = f - bv", r"m \dot{v}+b v=f"),)),
+    Rule("argument of the unknown", "Write x for x(t) where its derivative occurs.",
+        _without_arguments, right=((r"\frac{dx}{dt} = kx(t) - a", r"\frac{dx}{dt} = kx - a"),),
+        near_misses=((r"\frac{dx}{dt} = kx(t) - a", r"\frac{dx}{dt} = kt - a"),)),
+    Rule("derivative as a prime", "Name y' by a symbol.",
+        lambda t: _PRIMES.sub(lambda m: _protected(len(m[2]), m[1], None, ""), t),
+        right=(("y'=2x", "y' = 2x"),), near_misses=(("y=2x+y", "y'=2x+y"),)),
+    Rule("subscripts", "Name a letter with an index that is not read by a symbol.",
+        lambda t: _SUBSCRIPT.sub(_subscript, t), right=(("E_2, E_1", "E_{1},E_{2}"),
+        ("n^2-n-1", r"m_{\max }=n^{2}-n-1")), near_misses=(("E_1", "E_2"), (r"L_{\odot}", "L"),
+        (r"m_{\min} = n^2", r"m_{\max} = n^2"))),
+    # A current or a moment; the parser takes it for the number i.
+    Rule("letter I", "Name the letter I by a symbol.",
+        lambda t: _LETTER_I.sub(lambda m: m[1] or " Z_{I}", t), right=(("I^2R", "RI^2"),),
+        near_misses=(("I", "i"), ("-1", "I^2"), ("3+4I", "3+4i"))),
 )
 # fmt: on

@@ -2,10 +2,9 @@
 
 import pytest
 
+from sg_rlhf.tasks.math.answers.compare import RULES
 from sg_rlhf.tasks.math.answers.normalize import normalize, parse_number
-from sg_rlhf.tasks.math.answers.table import RULES
-from sg_rlhf.tasks.math.answers.worker import compare
-from sg_rlhf.tasks.math.grading import Grade, Reason, grade, grade_many
+from sg_rlhf.tasks.math.grading import Grade, Reason, compare, grade, grade_many
 
 # (answer, reference answer) by class: what no single rule's examples say (see test_rules.py).
 RIGHT = {
@@ -243,6 +242,6 @@ def test_exact_numbers_decide_as_math_verify_does(pool):
     differing = [
         pair
         for pair, verdict, result in zip(pairs, verdicts, fast, strict=True)
-        if (verdict() is Reason.CORRECT) != result.correct
+        if (verdict.result() == Reason.CORRECT) != result.correct
     ]
     assert differing == []

@@ -2,8 +2,7 @@
 
 import pytest
 
-from sg_rlhf.tasks.math.answers.worker import compare
-from sg_rlhf.tasks.math.grading import Reason, WorkerPool, grade, grade_many
+from sg_rlhf.tasks.math.grading import Reason, WorkerPool, compare, grade, grade_many
 
 HOSTILE = {
     "tower": r"9^{9^{9^9}}",
@@ -86,7 +85,7 @@ def test_code_is_not_executed(code, strict_pool, tmp_path):
     result = grade(f"\\boxed{{{answer}}}", "5", strict_pool)
     assert not result.correct
     # Also not by the parser itself, which the gates before it should keep it from.
-    assert strict_pool.submit(compare, answer, ("5", answer))() is not Reason.CRASH
+    assert strict_pool.submit(compare, answer, ("5", answer)).result() is not Reason.CRASH
     assert list(tmp_path.iterdir()) == []
 
 

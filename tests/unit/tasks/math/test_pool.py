@@ -15,8 +15,7 @@ import psutil
 import pytest
 
 from sg_rlhf.tasks.math.answers.pool import WALL_FACTOR, WorkerPool, shared_pool
-from sg_rlhf.tasks.math.answers.worker import compare
-from sg_rlhf.tasks.math.grading import Reason, grade, grade_many
+from sg_rlhf.tasks.math.grading import Reason, compare, grade, grade_many
 
 ROOT = Path(__file__).parents[4]
 # Needs math-verify, and so a worker.
@@ -30,7 +29,7 @@ def workers_of(process):
 
 def is_worker(process):
     with contextlib.suppress(psutil.ZombieProcess, psutil.NoSuchProcess):
-        return "spawn_main" in " ".join(process.cmdline())
+        return "answers.worker" in " ".join(process.cmdline())
     return False
 
 
@@ -83,7 +82,7 @@ def test_a_worker_that_is_killed_is_replaced(own_pool):
     while sum(worker.cpu_times()[:2]) < busy_since + 0.1:
         time.sleep(0.01)
     worker.kill()
-    assert verdict() is Reason.CRASH
+    assert verdict.result() is Reason.CRASH
     assert grade(*SYMBOLIC, own_pool).correct
     # While idle: the pool breaks down and is replaced.
     [worker] = [w for w in workers_of(os.getpid()) if w.pid not in others]
@@ -117,7 +116,7 @@ def test_a_worker_without_a_processor_ends_by_the_wall_clock():
         while sum(worker.cpu_times()[:2]) < busy_since + 0.05:
             time.sleep(0.002)
         worker.suspend()
-        assert verdict() is Reason.TIMEOUT
+        assert verdict.result() is Reason.TIMEOUT
         assert time.monotonic() - begun >= WALL_FACTOR * 0.2
         assert grade(*SYMBOLIC, pool).correct
     finally:
