@@ -45,7 +45,7 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from lab.bench.common import processor, write
 from lab.experiments.graders.self_grading import FILES, Gold, read_golds
-from sg_rlhf.tasks.math.answers import worker
+from sg_rlhf.tasks.math import grading
 from sg_rlhf.tasks.math.answers.normalize import canonical, equal_exactly, normalize, parse_number
 from sg_rlhf.tasks.math.grading import Grade, Reason, WorkerPool, grade_many
 
@@ -340,11 +340,11 @@ def fast_against_slow(pairs: list[Pair], grades: list[Grade], workers: int) -> d
         verdict = equal_exactly(grade.extracted, pair.source.text) if grade.extracted else None
         if verdict is not None and grade.reason in (Reason.CORRECT, Reason.WRONG):
             decided[normalize(grade.extracted or ""), normalize(pair.source.text)] = verdict
-    waiting = [(texts, pool.submit(worker.compare, texts[0], (texts[1],))) for texts in decided]
+    waiting = [(texts, pool.submit(grading.compare, texts[0], (texts[1],))) for texts in decided]
     differ: Counter[str] = Counter()
-    for texts, finish in tqdm(waiting, "fast path against slow"):
-        slow = finish()
-        if (slow is Reason.CORRECT) != decided[texts]:
+    for texts, call in tqdm(waiting, "fast path against slow"):
+        slow = call.result()
+        if (slow == Reason.CORRECT) != decided[texts]:
             numbers = all(parse_number(text) is not None for text in texts)
             way = "equal" if decided[texts] else "unequal"
             differ[f"{'numbers' if numbers else 'texts'} {way}, slow path says {slow}"] += 1
@@ -405,7 +405,7 @@ def main() -> None:
         "machine": {"cpu": processor(), "cores": os.cpu_count(), "load_before": load_before},
         "versions": {
             "python": platform.python_version(),
-            **{name: metadata.version(name) for name in ("math-verify", "sympy", "pebble")},
+            **{name: metadata.version(name) for name in ("math-verify", "sympy")},
         },
         "pairs": len(pairs),
         "seed": args.seed,

@@ -98,7 +98,9 @@ def grade_file(golds: list[Gold], pool: WorkerPool) -> Result:
     ours = grade_many(responses, pool)
     texts = {gold.text: None for gold in golds}
     verdicts = {text: pool.submit(compare, normalize(text), (normalize(text),)) for text in texts}
-    slow = {text: verdict.result() for text, verdict in tqdm(verdicts.items(), "slow path", leave=False)}
+    slow = {
+        text: verdict.result() for text, verdict in tqdm(verdicts.items(), "slow path", leave=False)
+    }
     plain = {text: plain_math_verify(text) for text in tqdm(texts, "plain library", leave=False)}
     result = Result(
         rows=len({gold.row for gold in golds}),

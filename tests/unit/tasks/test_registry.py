@@ -67,7 +67,7 @@ def test_a_demonstration_ends_where_its_reward_looks(name):
 def test_listing_the_domains_imports_nothing_heavy():
     code = (
         "import sys; from sg_rlhf.tasks import registry; registry.domains()\n"
-        "heavy = {'torch', 'transformers', 'pyarrow', 'pebble', 'httpx', 'pydantic'}\n"
+        "heavy = {'torch', 'transformers', 'pyarrow', 'httpx', 'pydantic'}\n"
         "found = heavy & sys.modules.keys()\n"
         "sys.exit(f'imported {found}' if found else 0)"
     )
