@@ -46,7 +46,6 @@ def questions(count: int) -> list[tuple[str, str]]:
 def ours(args: argparse.Namespace) -> dict[str, Any]:
     """Our runner on a suite of its own."""
     from sg_rlhf.eval import run, suites
-    from sg_rlhf.eval.generation import generate
     from sg_rlhf.tasks.kk.harnesses import GRADERS
     from sg_rlhf.tasks.questions import Question, generated_source
     from sg_rlhf.tasks.suite import Benchmark, Sampling, Suite
@@ -66,14 +65,14 @@ def ours(args: argparse.Namespace) -> dict[str, Any]:
     )
     suites.SUITES["bench"] = Suite("bench", "Bench", (benchmark,))
     seconds = []
-    inner = generate.generate_all
+    inner = run.answer
 
-    def timed(*arguments: Any, **named: Any) -> None:
+    async def timed(*arguments: Any, **named: Any) -> None:
         start = time.perf_counter()
-        inner(*arguments, **named)
+        await inner(*arguments, **named)
         seconds.append(time.perf_counter() - start)
 
-    generate.generate_all = timed
+    run.answer = timed
     with tempfile.TemporaryDirectory() as out:
         target = Path(out) / "out"
         status = run.main(["--suite", "bench", "--model", str(args.model), "--out", str(target)])
@@ -89,12 +88,12 @@ def ours(args: argparse.Namespace) -> dict[str, Any]:
 
 def theirs(args: argparse.Namespace) -> dict[str, Any]:
     """lm-eval's vLLM backend through `simple_evaluate`, with the same grader."""
-    from sg_rlhf.eval.engines.start import set_environment
+    from sg_rlhf.eval.engines.vllm import set_environment
     from sg_rlhf.eval.model import cpu_only
     from sg_rlhf.sampling.vllm_settings import cpu_settings
 
     cpu = cpu_only()
-    set_environment("vllm", cpu, replicas=1)
+    set_environment(cpu)
     import lm_eval  # type: ignore[import-untyped]
     from datasets import Dataset, DatasetDict
     from lm_eval.api.task import ConfigurableTask  # type: ignore[import-untyped]

@@ -14,7 +14,7 @@ from jinja2 import TemplateError
 
 from sg_rlhf.tasks import chat
 from sg_rlhf.tasks.questions import EvalError, Question, one_line
-from sg_rlhf.tasks.suite import LoadedBenchmark
+from sg_rlhf.tasks.suite import Benchmark
 
 
 def messages(prompt: str, system_prompt: str | None) -> list[dict[str, str]]:
@@ -23,13 +23,14 @@ def messages(prompt: str, system_prompt: str | None) -> list[dict[str, str]]:
     return [*system, {"role": "user", "content": prompt}]
 
 
-def refuse_chats(loaded: Sequence[LoadedBenchmark]) -> None:
+def refuse_chats(benchmarks: Sequence[Benchmark]) -> None:
     """Refuse prompts that are a conversation already.
 
     Raises:
         EvalError: names the first such benchmark.
     """
-    for benchmark, questions, _ in loaded:
+    for benchmark in benchmarks:
+        questions = benchmark.questions
         if any(question.messages for question in questions):
             raise EvalError(
                 f"--chat-template: the questions of {benchmark.name} are messages, which are "
@@ -45,9 +46,9 @@ def refuse_chats(loaded: Sequence[LoadedBenchmark]) -> None:
 
 
 def with_template(
-    loaded: Sequence[LoadedBenchmark], tokenizer: Any, system_prompt: str | None
-) -> list[LoadedBenchmark]:
-    """The same questions, with prompts in the model's chat template.
+    benchmarks: Sequence[Benchmark], tokenizer: Any, system_prompt: str | None
+) -> list[Benchmark]:
+    """The benchmarks, with prompts in the model's chat template.
 
     Args:
         tokenizer: of transformers, with a chat template.
@@ -69,4 +70,4 @@ def with_template(
         # The comparison with training data is of the bare problem.
         return replace(question, prompt=prompt, bare=question.problem)
 
-    return [part._replace(questions=[rewritten(q) for q in part.questions]) for part in loaded]
+    return [replace(b, questions=[rewritten(q) for q in b.questions]) for b in benchmarks]

@@ -17,9 +17,10 @@ from sg_rlhf.common.argument_types import (
     positive_float,
     positive_int,
 )
+from sg_rlhf.common.text import Removed
 from sg_rlhf.eval import own_rows, suites
-from sg_rlhf.eval.engines.base import DTYPES, ENGINES, EngineName
-from sg_rlhf.eval.generation.sampling import SamplingOptions
+from sg_rlhf.eval.engines.base import DTYPES, ENGINES
+from sg_rlhf.eval.sampling import SamplingOptions
 from sg_rlhf.tasks import chat
 from sg_rlhf.tasks.questions import EvalError
 from sg_rlhf.tasks.suite import Benchmark, Suite
@@ -40,8 +41,8 @@ examples:
     sg-rlhf eval --suite kk
   another checkpoint, and a folder for its results
     sg-rlhf eval --suite kk --model runs/kk/checkpoints/final --out out/kk
-  only the sampled mathematics benchmarks, on 8 GPUs with one engine each
-    sg-rlhf eval --suite math --only aime,amc --model M --out out/math --replicas 8
+  only the sampled mathematics benchmarks
+    sg-rlhf eval --suite math --only aime,amc --model M --out out/math
   AIME 2025 with 64 responses per problem: avg@64, bayes@64, and pass@k from the same responses
     sg-rlhf eval --suite math --only aime25 --samples 64 --k 1,8,64 --model M --out out/aime25
   a thinking model with its own chat template and sampling settings
@@ -57,10 +58,17 @@ examples:
     sg-rlhf eval --data my/test.jsonl --reward my_reward.py --model M --out out/mine
   compare two finished runs question by question
     sg-rlhf eval --compare out/grpo out/grpo_sg --out out/compared
+  8 GPUs with one engine each: the server `vllm serve M --data-parallel-size 8`
+    sg-rlhf eval --suite math --engine openai --base-url http://localhost:8000/v1 --model M \\
+      --concurrency 2048
   a server, through its chat endpoint
     sg-rlhf eval --suite math --engine openai --base-url http://localhost:8000/v1 \\
       --chat-template --model M --out out/served
 """
+
+
+#: Parent folder of the results without `--out`.
+OUT = Path("out")
 
 
 @dataclass(frozen=True)
@@ -77,6 +85,12 @@ class CommandLine:
     suites: Mapping[str, Suite]
     suite_options: Mapping[str, Sequence[argparse.Action]]
     common_options: Sequence[argparse.Action]
+
+    @property
+    def suite_values(self) -> dict[str, Any]:
+        """The options that only the selected suite has, by name."""
+        options = self.suite_options.get(self.args.suite, ())
+        return {option.dest: getattr(self.args, option.dest) for option in options}
 
     @property
     def options(self) -> list[argparse.Action]:
@@ -126,7 +140,8 @@ def parse_arguments(argv: Sequence[str]) -> CommandLine:
     suite_options = {}
     for name, suite in known.items():
         group = parser.add_argument_group(f"only with --suite {name}")
-        suite.add_options(group)
+        for flag, keywords in suite.options.items():
+            group.add_argument(flag, **keywords)
         suite_options[name] = list(group._group_actions)
     of_suites = [option for options in suite_options.values() for option in options]
     common = [action for action in parser._actions if action not in of_suites]
@@ -211,6 +226,12 @@ def _add_sampling(add: Callable[..., Any]) -> None:
     )  # fmt: skip
 
 
+_NO_REPLICAS = (
+    "vLLM shares requests among engines itself: start `vllm serve MODEL --data-parallel-size N` "
+    "and give --engine openai --base-url http://localhost:8000/v1"
+)
+
+
 def _engine(name: str) -> str:
     if name == "hf":
         raise argparse.ArgumentTypeError(
@@ -227,12 +248,9 @@ def _add_engine(add: Callable[..., Any]) -> None:
     )  # fmt: skip
     add(
         "--tensor-parallel", metavar="N", type=positive_int, default=1,
-        help="GPUs per engine, with vllm (default: 1)",
+        help="GPUs of the engine, with vllm (default: 1)",
     )  # fmt: skip
-    add(
-        "--replicas", metavar="N", type=positive_int, default=1,
-        help="number of engines, each a Ray actor, with vllm (default: 1)",
-    )  # fmt: skip
+    add("--replicas", action=Removed, const=_NO_REPLICAS)
     add(
         "--revision", metavar="R",
         help="commit, branch or tag of a model on the hub, with vllm (default: main)",
@@ -266,11 +284,10 @@ def _add_other_modes(add: Callable[..., Any]) -> None:
 
 
 #: The engines that an option applies to, where it does not apply to all.
-_ENGINES_OF: Mapping[str, Sequence[EngineName]] = {
+_ENGINES_OF: Mapping[str, Sequence[str]] = {
     "base_url": ("openai",),
     "concurrency": ("openai",),
     "tensor_parallel": ("vllm",),
-    "replicas": ("vllm",),
     "revision": ("vllm",),
     "dtype": ("vllm",),
 }
@@ -294,10 +311,12 @@ def check(line: CommandLine) -> tuple[Suite, tuple[Benchmark, ...]]:
         if engines is not None and args.engine not in engines and line.is_given(option):
             name, value = option.option_strings[0], getattr(args, option.dest)
             raise EvalError(f"{name} {value}: only with --engine {' or '.join(engines)}")
+    for option in line.common_options:
+        reason = suite.refused.get((option.option_strings or [""])[0])
+        if reason is not None and line.is_given(option):
+            raise EvalError(f"{option.option_strings[0]}: {reason}")
     if args.system_prompt is not None and not args.chat_template:
         raise EvalError("--system-prompt: needs --chat-template; a raw prompt has no system turn")
-    if args.chat_template_kwargs and not (args.chat_template or suite.applies_template(args)):
-        raise EvalError("--chat-template-kwargs: needs --chat-template; no template is applied")
     try:
         chat.check_template_kwargs(args.chat_template_kwargs)
     except ValueError as error:
@@ -307,7 +326,6 @@ def check(line: CommandLine) -> tuple[Suite, tuple[Benchmark, ...]]:
     for path in args.train_data or ():
         if not path.is_file():
             raise EvalError(f"--train-data {path}: no such file")
-    suite.check(args)
     return suite, sampling_options(args).apply(suite.select(names_in(args.only)))
 
 
@@ -335,7 +353,9 @@ def find_suite(line: CommandLine) -> Suite:
         for option in options:
             if name != args.suite and line.is_given(option):
                 raise EvalError(f"{option.option_strings[0]}: only with --suite {name}")
-    return suite.for_arguments(args)
+    if suite is own_rows.ROWS and args.rescore is None:
+        return own_rows.with_rows(line.suite_values)
+    return suite
 
 
 def names_in(only: str) -> list[str]:

@@ -12,13 +12,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sg_rlhf.common.text import truncate
 from sg_rlhf.data_io.dataset_writer import sha256_of
+from sg_rlhf.data_io.records import DataError, json_objects, parquet_rows, read_each
 from sg_rlhf.eval import training_runs
 from sg_rlhf.eval.model import Model
 from sg_rlhf.tasks.contamination import ModelFamily, family_of
-from sg_rlhf.tasks.overlap import OverlapReport, Problem, find_overlap
+from sg_rlhf.tasks.overlap import OverlapReport, Problem, Text, find_overlap
 from sg_rlhf.tasks.questions import EvalError
-from sg_rlhf.tasks.suite import Benchmark, LoadedBenchmark, Suite
+from sg_rlhf.tasks.suite import Benchmark, Suite
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ def training_run_of(model: Model) -> TrainingRun | None:
 
 
 def find_training_overlap(
-    suite: Suite, loaded: Sequence[LoadedBenchmark], model: Model, given: Sequence[Path] | None
+    suite: Suite, loaded: Sequence[Benchmark], model: Model, given: Sequence[Path] | None
 ) -> TrainingOverlap:
     """Find the model's family and the overlap of its training data with the questions.
 
@@ -94,7 +96,7 @@ def find_training_overlap(
             return TrainingOverlap(family, {"problem": problem})
     else:
         return TrainingOverlap(family)
-    sets = {each.benchmark.name: each.questions for each in loaded}
+    sets = {each.name: list(each.questions) for each in loaded}
     found = find_overlap(problems, sets, n=suite.shared_runs)
     return TrainingOverlap(family, data, {overlap.name: overlap for overlap in found})
 
@@ -120,12 +122,33 @@ def near_duplicates(overlap: OverlapReport) -> list[str]:
     return sorted(match.test.id for match in overlap.matches if "mostly" in match.levels)
 
 
+def training_problems(suite: Suite, path: Path) -> Sequence[Problem]:
+    """The problems of a file that was trained on, as `Question.problem` has them.
+
+    Raises:
+        ValueError: the file cannot be read; names it.
+    """
+    if suite.training_problems is not None:
+        return suite.training_problems(path)
+
+    def problem_of(row: Mapping[str, Any], number: int) -> Text:
+        text = row.get(suite.training_field)
+        if isinstance(text, list) and text and isinstance(text[-1], dict):
+            text = text[-1].get("content")  # as `Question.problem` has it
+        if not isinstance(text, str):
+            raise DataError(f"{suite.training_field}: {truncate(text)}, expected text")
+        return Text(f"row {number}", text)
+
+    rows = parquet_rows(path) if path.suffix == ".parquet" else json_objects(path)
+    return read_each(path, rows, problem_of, "row")
+
+
 def _read(suite: Suite, source: str, paths: Sequence[Path]) -> tuple[dict[str, Any], list[Problem]]:
     """`TrainingOverlap.data`, and the problems of the files."""
     files: list[dict[str, Any]] = []
     problems: list[Problem] = []
     for path in paths:
-        read = suite.training_problems(path)
+        read = training_problems(suite, path)
         problems += read
         files.append({"name": str(path), "sha256": sha256_of(path), "rows": len(read)})
     return {"source": source, "files": files}, problems

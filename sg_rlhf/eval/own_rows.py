@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import importlib.util
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +19,16 @@ from sg_rlhf.tasks import registry
 from sg_rlhf.tasks.grade import Grade, label_fault
 from sg_rlhf.tasks.questions import EvalError, Question, Source, one_line
 from sg_rlhf.tasks.reward_values import reward_fields
-from sg_rlhf.tasks.suite import Benchmark, EvalPlan, ExtraTable, Results, Sampling, Suite
+from sg_rlhf.tasks.suite import (
+    Benchmark,
+    ExtraTable,
+    Prepared,
+    Report,
+    Sampling,
+    Setup,
+    Suite,
+    prepare_questions,
+)
 
 NAME = "data"
 #: (response, gold of a question) -> its grade.
@@ -48,102 +55,85 @@ class Reward(NamedTuple):
     label_fault: Callable[[Any], str | None] = lambda label: None
 
 
-class RowsSuite(Suite):
-    """One benchmark: the rows of a file, greedy, graded by a reward."""
+OPTIONS: dict[str, dict[str, Any]] = {
+    "--data": {
+        "metavar": "FILE",
+        "type": Path,
+        "help": f"rows to evaluate, as training reads them: {', '.join(SUFFIXES)} (required)",
+    },
+    "--reward": {
+        "metavar": "R",
+        "help": "as reward.remote_url of a recipe: domain:NAME, domain:NAME/GRADER or a Python "
+        "file with reward_func (required)",
+    },
+    "--input-key": {
+        "metavar": "K",
+        "default": "input",
+        "help": "field of a row with its prompt, a text or messages, which are written with the "
+        "model's chat template (default: input)",
+    },
+    "--label-key": {
+        "metavar": "K",
+        "default": "answer",
+        "help": "field of a row with its label, '' for rows without one (default: answer)",
+    },
+}
 
-    def add_options(self, parser: argparse._ActionsContainer) -> None:
-        add = parser.add_argument
-        add(
-            "--data", metavar="FILE", type=Path,
-            help=f"rows to evaluate, as training reads them: {', '.join(SUFFIXES)} (required)",
-        )  # fmt: skip
-        add(
-            "--reward", metavar="R",
-            help="as reward.remote_url of a recipe: domain:NAME, domain:NAME/GRADER or a Python "
-            "file with reward_func (required)",
-        )  # fmt: skip
-        add(
-            "--input-key", metavar="K", default="input",
-            help="field of a row with its prompt, a text or messages, which are written with the "
-            "model's chat template (default: input)",
-        )  # fmt: skip
-        add(
-            "--label-key", metavar="K", default="answer",
-            help="field of a row with its label, '' for rows without one (default: answer)",
-        )  # fmt: skip
 
-    def for_arguments(self, args: argparse.Namespace) -> Suite:
-        """The suite with the rows of `--data`."""
-        reward = find_reward(args.reward)
-        if args.rescore is not None:  # the rows are stored
-            return self
-        if args.data is None:
-            raise EvalError(f"--suite {NAME}: --data FILE is missing")
-        questions = read_questions(args.data, args.input_key, args.label_key or None, reward)
-        source = Source(args.data.name, sha256_of(args.data), len(questions))
-        benchmark = replace(
-            _benchmark(args.data.stem), title=args.data.name, size=len(questions),
-            load=lambda folder: (questions, [source]),
-        )  # fmt: skip
-        return replace(self, benchmarks=(benchmark,), training_field=args.input_key)
+def with_rows(options: Mapping[str, Any]) -> Suite:
+    """The suite with the rows of `--data` as its benchmark."""
+    reward = find_reward(options["reward"])
+    path = options["data"]
+    if path is None:
+        raise EvalError(f"--suite {NAME}: --data FILE is missing")
+    questions = read_questions(path, options["input_key"], options["label_key"] or None, reward)
+    source = Source(path.name, sha256_of(path), len(questions))
+    benchmark = replace(
+        stored_benchmark(path.stem), title=path.name, size=len(questions),
+        load=lambda folder: (questions, [source]),
+    )  # fmt: skip
+    return replace(ROWS, benchmarks=(benchmark,), training_field=options["input_key"])
 
-    def applies_template(self, args: argparse.Namespace) -> bool:
-        """Whether a row has messages."""
-        return any(q.messages for benchmark in self.benchmarks for q in benchmark.load(None)[0])
 
-    def prepare(
-        self,
-        benchmarks: Sequence[Benchmark],
-        args: argparse.Namespace,
-        tokenizer: Callable[[], Any],
-        resources: ExitStack,
-    ) -> EvalPlan:
-        """Read the questions; the reward gets the prompt as the model does."""
-        plan = super().prepare(benchmarks, args, tokenizer, resources)
+def prepare(setup: Setup) -> Prepared:
+    """Read the questions; the reward gets the prompt as the model does."""
+    reward = find_reward(setup.options["reward"])
 
-        def with_prompt(question: Question) -> Question:
-            return replace(question, gold={**question.gold, "prompt": question.prompt})
+    def grade(pairs: Sequence[tuple[str, Any]]) -> list[Grade]:
+        return [reward.grade(response, gold) for response, gold in pairs]
 
-        loaded = [part._replace(questions=[*map(with_prompt, part.questions)])
-                  for part in plan.loaded]  # fmt: skip
-        return replace(plan, loaded=loaded)
+    def with_prompt(question: Question) -> Question:
+        return replace(question, gold={**question.gold, "prompt": question.prompt})
 
-    def known(self, stored: Mapping[str, Any]) -> dict[str, Benchmark]:
-        return {name: _benchmark(name) for name in stored}
+    asked = [
+        replace(each, grade=grade, questions=[*map(with_prompt, each.questions)])
+        for each in prepare_questions(setup).benchmarks
+    ]
+    return Prepared(asked, {"reward": reward.identity})
 
-    def with_graders(
-        self, benchmarks: Sequence[Benchmark], args: argparse.Namespace, resources: ExitStack
-    ) -> tuple[Sequence[Benchmark], Mapping[str, Any]]:
-        reward = find_reward(args.reward)
 
-        def grade(pairs: Sequence[tuple[str, Any]]) -> list[Grade]:
-            return [reward.grade(response, gold) for response, gold in pairs]
-
-        graded = [replace(each, grade=grade) for each in benchmarks]
-        return graded, {"reward": reward.identity}
-
-    def statistics(self, rows: Sequence[Mapping[str, Any]], failures: int) -> dict[str, Any]:
+def report(rows: Mapping[str, Sequence[Mapping[str, Any]]], failures: Mapping[str, int]) -> Report:
+    """The mean reward of each file."""
+    figures, cells = {}, []
+    for name, part in rows.items():
         rewards: dict[str, list[float]] = {}
-        for row in sorted(rows, key=lambda row: (row["id"], row["sample"])):
+        for row in sorted(part, key=lambda row: (row["id"], row["sample"])):
             rewards.setdefault(row["id"], []).append(row["reward"])
         means = [sum(found) / len(found) for found in rewards.values()]
-        return {"mean_reward": metrics.estimate(means, 0).as_dict()}
-
-    def tables(self, results: Results) -> Sequence[ExtraTable]:
-        found = {name: part["mean_reward"] for name, part in results["benchmarks"].items()}
-        rows = [
-            [name, f"{one['value']:.3f}", f"{one['ci95'][0]:.3f} to {one['ci95'][1]:.3f}"]
-            for name, one in found.items()
-        ]
-        note = (
-            "A response is correct if the reward's `extra_logs` have a `correct` above 0, or, "
-            "without one, if `scores` (default: the reward) is at least 1."
-        )
-        heads = ("Data", "Mean reward", "95 % interval")
-        return (ExtraTable("Rewards", "means over the rows", heads, rows, note),)
+        mean = metrics.estimate(means, 0)
+        figures[name] = {"mean_reward": mean.as_dict()}
+        low, high = mean.interval
+        cells.append([name, f"{mean.value:.3f}", f"{low:.3f} to {high:.3f}"])
+    note = (
+        "A response is correct if the reward's `extra_logs` have a `correct` above 0, or, "
+        "without one, if `scores` (default: the reward) is at least 1."
+    )
+    heads = ("Data", "Mean reward", "95 % interval")
+    return Report(figures, [ExtraTable("Rewards", "means over the rows", heads, cells, note)])
 
 
-def _benchmark(name: str) -> Benchmark:
+def stored_benchmark(name: str) -> Benchmark:
+    """The benchmark of a file of rows, without its questions."""
     return Benchmark(
         name=name, family=name, title=name, size=0, licence="your own",
         settings=Sampling(temperature=0.0, max_tokens=2048),
@@ -151,7 +141,7 @@ def _benchmark(name: str) -> Benchmark:
     )  # fmt: skip
 
 
-ROWS = RowsSuite(NAME, "your own rows", ())
+ROWS = Suite(NAME, "your own rows", (), options=OPTIONS, prepare=prepare, report=report)
 
 
 def read_questions(

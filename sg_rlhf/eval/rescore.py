@@ -15,10 +15,10 @@ from rich.console import Console
 
 from sg_rlhf.common.argument_types import progress_bar
 from sg_rlhf.data_io.dataset_writer import sha256_of
-from sg_rlhf.eval import contamination, defaults
-from sg_rlhf.eval.command_line import CommandLine, find_suite, names_in
+from sg_rlhf.eval import contamination
+from sg_rlhf.eval.command_line import OUT, CommandLine, find_suite, names_in
 from sg_rlhf.eval.contamination import TrainingOverlap
-from sg_rlhf.eval.generation.requests import grade_fields
+from sg_rlhf.eval.engines.base import grade_fields
 from sg_rlhf.eval.model import Model
 from sg_rlhf.eval.scores import results, tables
 from sg_rlhf.eval.scores.compare import RunResults, as_run, known_benchmarks, read_run_results
@@ -26,7 +26,7 @@ from sg_rlhf.eval.store import SAMPLES, Key, Row, Store, key_of
 from sg_rlhf.tasks.contamination import family_of
 from sg_rlhf.tasks.grade import Grade
 from sg_rlhf.tasks.questions import EvalError
-from sg_rlhf.tasks.suite import Benchmark, Suite
+from sg_rlhf.tasks.suite import Benchmark, Setup, Suite
 
 #: Options with a meaning here, apart from those of the suite.
 OPTIONS = {"rescore", "suite", "out", "resume", "only", "k"}
@@ -49,22 +49,21 @@ def rescore(line: CommandLine, console: Console) -> int:
     line.refuse_all_but(OPTIONS | of_suite, "has no effect on stored responses")
     if args.resume and args.out is None:
         raise EvalError("--resume needs --out DIR, the folder to continue")
-    suite.check(args)
     benchmarks = _benchmarks(suite, side, names_in(args.only), args.k)
     if args.out is None:
         stamp = time.strftime("%Y-%m-%d_%H%M%S")
-        args.out = defaults.OUT / f"{suite.name}_rescored_{stamp}"
+        args.out = OUT / f"{suite.name}_rescored_{stamp}"
         print(f"--out {args.out}", flush=True)
     with Store(args.out, args.resume) as store, ExitStack() as resources:
-        graded_by, graders = suite.with_graders(benchmarks, args, resources)
-        request = _request(side, benchmarks, graders)
+        prepared = suite.prepare(Setup(benchmarks, line.suite_values, resources, regrade=True))
+        request = _request(side, benchmarks, prepared.request)
         done = store.begin(request)
         begun = store.write_request(request, side.begun)
-        _grade_rest(side, graded_by, done, store)
+        _grade_rest(side, prepared.benchmarks, done, store)
         rows = list(store.begin(request).values())
-        report = results.build(suite, benchmarks, request, rows, begun, {}, _seen(side))
+        report, extra = results.build(suite, benchmarks, request, rows, begun, {}, _seen(side))
         report["rescored"] = {**request["rescored"], "changes": _changes(side, rows)}
-        tables.write(report, suite, args.out, console)
+        tables.write(report, extra, suite, args.out, console)
     return 0
 
 

@@ -11,7 +11,8 @@ import asyncio
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,17 +24,18 @@ from sg_rlhf.common import home
 from sg_rlhf.common.atomic_io import best_effort_output
 from sg_rlhf.common.environment import as_typed
 from sg_rlhf.common.redaction import redact_text
-from sg_rlhf.eval import chat_prompts, contamination, defaults, suites
+from sg_rlhf.eval import chat_prompts, contamination, suites, training_runs
+from sg_rlhf.eval.answer import answer, describe, samples_of
 from sg_rlhf.eval.command_line import (
+    OUT,
     CommandLine,
     check,
     names_in,
     parse_arguments,
     sampling_options,
 )
-from sg_rlhf.eval.engines.base import Engine, EngineOptions
-from sg_rlhf.eval.engines.start import set_environment, start
-from sg_rlhf.eval.generation import generate, multi_turn, requests
+from sg_rlhf.eval.engines import vllm
+from sg_rlhf.eval.engines.base import Engine, Sample
 from sg_rlhf.eval.model import (
     Model,
     context_length,
@@ -45,12 +47,12 @@ from sg_rlhf.eval.model import (
 )
 from sg_rlhf.eval.rescore import rescore
 from sg_rlhf.eval.scores import results, tables
-from sg_rlhf.eval.store import Key, Row, Store
-from sg_rlhf.tasks import chat
+from sg_rlhf.eval.store import Store, model_of
+from sg_rlhf.tasks import chat, registry
 from sg_rlhf.tasks.codec import TokenizerCodec
-from sg_rlhf.tasks.questions import EvalError
-from sg_rlhf.tasks.rollout import Environment
-from sg_rlhf.tasks.suite import Benchmark, EvalPlan, Suite, Tokenize
+from sg_rlhf.tasks.domain import Domain
+from sg_rlhf.tasks.questions import EvalError, Missing
+from sg_rlhf.tasks.suite import Benchmark, Prepared, Setup, Suite
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -70,10 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if line.args.rescore is not None:
             with best_effort_output():
                 return rescore(line, console)
-        suite, benchmarks = check(line)
-        defaults.fill_in(line.args, suite, benchmarks)
         with best_effort_output():
-            return evaluate(line.args, suite, benchmarks, console)
+            return evaluate(line, console)
     except (EvalError, OSError) as error:
         said = as_typed(redact_text(" ".join(str(error).split())))
         print(f"error: {said}", file=sys.stderr)
@@ -139,49 +139,134 @@ def compare_folders(line: CommandLine, console: Console) -> int:
     return 0
 
 
-def evaluate(
-    args: argparse.Namespace, suite: Suite, benchmarks: Sequence[Benchmark], console: Console
-) -> int:
+def evaluate(line: CommandLine, console: Console) -> int:
     """Run an evaluation and write its report; the exit status."""
+    args = line.args
+    suite, benchmarks = check(line)
+    if args.resume and args.out is None:
+        raise EvalError("--resume needs --out DIR, the folder of the run that is to continue")
+    domain = suites.domain_of(suite, args.suite)
+    name, chosen = choose_model(args, domain)
+    if args.out is None:
+        args.out = OUT / f"{suite.name}_{time.strftime('%Y-%m-%d_%H%M%S')}"
+        chosen = [*chosen, f"--out {args.out}"]
+    run_dir = None if name is None else training_runs.run_dir_of(Path(name))
+    run_settings = {} if run_dir is None else training_runs.settings_of(run_dir)
     with Store(args.out, args.resume) as store:
         with contextlib.ExitStack() as resources:
-            target = functools.cache(lambda: open_model(args))
-            benchmarks, graders = suite.with_graders(benchmarks, args, resources)
-            prepared = suite.prepare(benchmarks, args, lambda: target().tokenizer, resources)
-            prepared = replace(prepared, request={**prepared.request, **graders})
-            if prepared.environment is None:
-                domain = suites.domain_of(suite, args.suite)
-                environment = suites.environment_of(domain, args.run_settings)
-                prepared = replace(prepared, environment=environment)
-            if prepared.environment is not None and args.engine == "openai":
-                raise EvalError(
-                    "--engine openai: dialogues need the tokens that were sampled, which this "
-                    "engine does not ask a server for; expected vllm"
-                )
-            if args.chat_template:
-                prepared = as_chats(args, prepared, target().tokenizer)
-            seen = contamination.find_training_overlap(
-                suite, prepared.loaded, target().model, args.train_data
+            target = functools.cache(lambda: open_model(args, name, domain))
+            knows_tokens = args.engine != "openai" or (name and target().tokenizer is not None)
+            setup = Setup(
+                benchmarks=benchmarks,
+                options=line.suite_values,
+                resources=resources,
+                data_dir=args.data_dir,
+                limit=args.limit,
+                seed=args.seed,
+                tokenizer=(lambda: target().tokenizer) if knows_tokens else None,
+                run_settings=run_settings,
             )
-            run = prepare_run(args, suite, prepared, target(), store)
-            engine = start_engine(args, run, resources)
-            begun = store.write_request(run.request, results.environment())
+            prepared = prepare(suite, setup, no_model(args, domain) if name is None else None)
+            if chosen:
+                print("; ".join(chosen), flush=True)
+            asked, request = as_chats(args, prepared, target().tokenizer)
+            environment = prepared.environment or suites.environment_of(domain, run_settings)
+            if environment is not None and target().tokenizer is None:
+                raise EvalError(
+                    "--engine openai: dialogues need token ids, which a vLLM server returns, and "
+                    "the tokenizer of its model; give --model as a folder or hub id"
+                )
+            seen = contamination.find_training_overlap(
+                suite, asked, target().model, args.train_data
+            )
+            samples, request = fit(args, suite, asked, request, target())
+            stored = store.begin(request)
+            left = [sample for sample in samples if sample.key not in stored]
+            foreign = next(iter(stored.keys() - {sample.key for sample in samples}), None)
+            if foreign is not None:
+                raise EvalError(
+                    f"--resume: {args.out} holds sample {foreign}, which this run does not have"
+                )
+            print(
+                f"{len(samples)} samples, {len(stored)} there already; model {target().model.name}",
+                flush=True,
+            )
+            _announce_cuts(request["benchmarks"], target().context)
+            engine = start_engine(args, target(), request["dtype"], samples, left)
+            if engine is not None:
+                resources.callback(engine.close)
+            begun = store.write_request(request, results.environment())
+            codec = None if environment is None else TokenizerCodec(target().tokenizer)
             try:
-                answer(args, run, engine, store, prepared.environment)
+                if left:
+                    asyncio.run(answer(left, engine, store, len(stored), environment, codec))
             except (EvalError, OSError) as error:
                 said = as_typed(redact_text(str(error)))
                 print(f"error: {said}; go on with --resume --out {args.out}", file=sys.stderr)
                 return 1
-        rows = list(store.begin(run.request).values())
-        asked = [loaded.benchmark for loaded in prepared.loaded]
-        failures = store.failures()
-        report = results.build(suite, asked, run.request, rows, begun, failures, seen)
-        tables.write(report, suite, args.out, console)
+        rows = list(store.begin(request).values())
+        report, extra = results.build(suite, asked, request, rows, begun, store.failures(), seen)
+        tables.write(report, extra, suite, args.out, console)
     return 0
 
 
-def as_chats(args: argparse.Namespace, prepared: EvalPlan, tokenizer: Any) -> EvalPlan:
-    """The questions as conversations.
+def choose_model(args: argparse.Namespace, domain: Domain | None) -> tuple[str | None, list[str]]:
+    """The model: as given, of the run to resume, or of the newest run; and what to say of it."""
+    if args.model is not None:
+        return args.model, []
+    if args.resume:
+        name = model_of(args.out)
+        if name is not None:
+            return name, [f"--model {name}"]
+    if args.engine == "openai" or domain is None:
+        return None, []
+    newest = training_runs.newest_checkpoint(domain.name)
+    if newest is None:
+        return None, []
+    about = f"the newest finished run of {domain.name} under {training_runs.RUNS}/"
+    return str(newest), [f"--model {newest}, {about}"]
+
+
+def no_model(args: argparse.Namespace, domain: Domain | None) -> str:
+    """The phrase for a model that is missing."""
+    if args.engine == "openai":
+        return "--model, the server's name of it"
+    if domain is None:
+        return "--model"
+    command = "sg-rlhf train --config RECIPE"
+    if domain.name in registry.DOMAINS:
+        command = f"sg-rlhf run {domain.name}"
+    return (
+        f"a model: no finished run of {domain.name} under {training_runs.RUNS}/; train one first "
+        f"(`{command}`), or give --model M"
+    )
+
+
+def prepare(suite: Suite, setup: Setup, missing_model: str | None) -> Prepared:
+    """The suite's `prepare`, with one line for all that is missing.
+
+    Raises:
+        EvalError: something is missing or wrong.
+    """
+    missing = [] if missing_model is None else [missing_model]
+    try:
+        prepared = suite.prepare(setup)
+    except Missing as error:
+        missing += [part for part in error.parts if part not in missing]
+    except EvalError as error:
+        if not missing:
+            raise
+        missing.append(f"questions: {error}")
+    if not missing:
+        return prepared
+    numbered = missing if len(missing) == 1 else [f"({n}) {m}" for n, m in enumerate(missing, 1)]
+    raise EvalError(f"--suite {suite.name}: missing: {'; '.join(numbered)}")
+
+
+def as_chats(
+    args: argparse.Namespace, prepared: Prepared, tokenizer: Any
+) -> tuple[Sequence[Benchmark], dict[str, Any]]:
+    """The questions, with `--chat-template` as conversations; and the suite's part of the request.
 
     Args:
         tokenizer: of the model; None for a model behind a server, which applies its own template.
@@ -189,12 +274,16 @@ def as_chats(args: argparse.Namespace, prepared: EvalPlan, tokenizer: Any) -> Ev
     Raises:
         EvalError: the prompts are conversations already, or the model has no chat template.
     """
-    chat_prompts.refuse_chats(prepared.loaded)
-    loaded = prepared.loaded
+    benchmarks, request = prepared.benchmarks, dict(prepared.request)
+    if not args.chat_template:
+        written = any(q.messages for b in benchmarks for q in b.questions)
+        if args.chat_template_kwargs and not written:
+            raise EvalError("--chat-template-kwargs: needs --chat-template; no template is applied")
+        return benchmarks, request
+    chat_prompts.refuse_chats(benchmarks)
     if tokenizer is not None:
-        loaded = chat_prompts.with_template(loaded, tokenizer, args.system_prompt)
-    request = {**prepared.request, "chat": {"system_prompt": args.system_prompt}}
-    return replace(prepared, loaded=loaded, request=request)
+        benchmarks = chat_prompts.with_template(benchmarks, tokenizer, args.system_prompt)
+    return benchmarks, {**request, "chat": {"system_prompt": args.system_prompt}}
 
 
 @dataclass(frozen=True)
@@ -203,187 +292,149 @@ class ModelHandle:
 
     Attributes:
         context: most tokens of prompt and response; None if a server does not tell.
-        tokenizer: None for a model behind a server.
+        tokenizer: None for a model that only a server knows.
         cpu: there is no CUDA device.
+        server: of `--engine openai`.
     """
 
     model: Model
     context: int | None
-    tokenize: Tokenize
     tokenizer: Any
-    cpu: bool
+    cpu: bool = False
+    server: Any = None
+
+    def tokenize(self, prompts: Sequence[str]) -> list[list[int]]:
+        """Token ids of prompts; empty if the server does not tell."""
+        if self.tokenizer is not None:
+            return chat.encode(prompts, self.tokenizer)
+        found: list[list[int]] = self.server.tokenize(prompts)
+        return found
 
 
-def open_model(args: argparse.Namespace) -> ModelHandle:
+def open_model(args: argparse.Namespace, name: str | None, domain: Domain | None) -> ModelHandle:
     """Find the model and load its tokenizer, or ask the server for it.
 
     Raises:
         EvalError: it does not exist, or cannot be read.
     """
-    if args.engine != "openai":
-        cpu = cpu_only()
-        dtype = args.dtype if args.dtype != "auto" else "float32" if cpu else None
-        loaded = with_merged_adapters(args.model, dtype)
-        model = replace(find_model(loaded, args.revision), name=args.model)
-        set_environment(args.engine, cpu, args.replicas)
-        tokenizer = load_tokenizer(model)
-        if args.chat_template_kwargs:
-            try:
-                apply = chat.template_with(tokenizer, args.chat_template_kwargs)
-            except ValueError as error:
-                raise EvalError(f"--chat-template-kwargs: {error}") from None
-            tokenizer.apply_chat_template = apply
-        ids: Tokenize = lambda prompts: chat.encode(prompts, tokenizer)  # noqa: E731
-        return ModelHandle(model, context_length(model), ids, tokenizer, cpu)
-    from sg_rlhf.eval.engines.openai import Server
+    if name is None:
+        raise Missing([no_model(args, domain)])
+    if args.engine == "openai":
+        return open_server(args, name)
+    cpu = cpu_only()
+    dtype = args.dtype if args.dtype != "auto" else "float32" if cpu else None
+    loaded = with_merged_adapters(name, dtype)
+    model = replace(find_model(loaded, args.revision), name=name)
+    vllm.set_environment(cpu)
+    tokenizer = load_tokenizer(model)
+    set_template_arguments(tokenizer, args.chat_template_kwargs)
+    return ModelHandle(model, context_length(model), tokenizer, cpu)
+
+
+def open_server(args: argparse.Namespace, name: str) -> ModelHandle:
+    """The server of `--base-url`, with the tokenizer of its model if that is vLLM and found here.
+
+    Raises:
+        EvalError: the server does not answer, or does not serve the model.
+    """
+    from sg_rlhf.eval.engines.server import ServerEngine
 
     # A server does not show its weights: a local folder is fingerprinted, a name stands for itself.
-    local = (Path(args.model) / "config.json").is_file()
-    model = find_model(args.model, None) if local else served_model(args.model)
-    server = Server(
+    local = (Path(name) / "config.json").is_file()
+    model = find_model(name, None) if local else served_model(name)
+    server = ServerEngine(
         args.base_url,
         model.name,
         model.location,
+        args.concurrency,
         chat=args.chat_template,
         system_prompt=args.system_prompt,
         chat_template_kwargs=args.chat_template_kwargs,
     )
     if server.context is None:
         print("notice: the server does not tell its context; nothing is cut", flush=True)
-    return ModelHandle(model, server.context, server.tokenize, None, cpu=False)
+    tokenizer = None
+    if server.is_vllm and not args.chat_template:
+        location = model.location if local else server.root
+        with contextlib.suppress(EvalError):
+            tokenizer = load_tokenizer(Model(name, location, None, ""))
+    if tokenizer is not None:
+        set_template_arguments(tokenizer, args.chat_template_kwargs)
+    return ModelHandle(model, server.context, tokenizer, server=server)
 
 
-@dataclass(frozen=True)
-class RunState:
-    """Every sample of a run.
-
-    Attributes:
-        request: the content of `run.json`, which a resumed run must repeat.
-        stored: the samples that are stored already.
-        left: the samples that are not generated yet.
-        context: most tokens of prompt and response that the engine needs; 0 if unknown.
-    """
-
-    target: ModelHandle
-    request: dict[str, Any]
-    stored: Mapping[Key, Row]
-    left: Sequence[requests.PendingSample]
-    context: int
-
-
-def prepare_run(
-    args: argparse.Namespace, suite: Suite, prepared: EvalPlan, target: ModelHandle, store: Store
-) -> RunState:
-    """Fit the questions to the model's context, and read the stored samples.
+def set_template_arguments(tokenizer: Any, arguments: Mapping[str, Any]) -> None:
+    """Let the chat template get these arguments.
 
     Raises:
-        EvalError: the folder holds a run with another request.
+        EvalError: the template does not read one of them.
     """
-    tasks = requests.prepare_benchmarks(
-        prepared.loaded, prepared.tokenize or target.tokenize, target.context
-    )
+    if not arguments:
+        return
+    try:
+        tokenizer.apply_chat_template = chat.template_with(tokenizer, arguments)
+    except ValueError as error:
+        raise EvalError(f"--chat-template-kwargs: {error}") from None
+
+
+def fit(
+    args: argparse.Namespace,
+    suite: Suite,
+    benchmarks: Sequence[Benchmark],
+    request: Mapping[str, Any],
+    target: ModelHandle,
+) -> tuple[list[Sample], dict[str, Any]]:
+    """All samples, fitted to the model's context, and the content of `run.json`."""
+    samples = samples_of(benchmarks, target.tokenize, target.context, args.seed, target.tokenizer)
     overrides = sampling_options(args).overrides()
-    request = {
+    kwargs = args.chat_template_kwargs
+    return samples, {
         "suite": suite.name,
         "model": target.model.as_dict(),
         "engine": args.engine,
-        "dtype": ("float32" if target.cpu and args.dtype == "auto" else args.dtype),
+        "dtype": "float32" if target.cpu and args.dtype == "auto" else args.dtype,
         "context": target.context,
         "seed": args.seed,
         "limit": args.limit,
-        **prepared.request,
-        **({"chat_template_kwargs": kwargs} if (kwargs := args.chat_template_kwargs) else {}),
+        **request,
+        **({"chat_template_kwargs": kwargs} if kwargs else {}),
         **({"overrides": overrides} if overrides else {}),
-        "benchmarks": {task.benchmark.name: task.describe() for task in tasks},
+        "benchmarks": {each.name: describe(each, samples) for each in benchmarks},
     }
-    stored = store.begin(request)
-    samples = requests.pending_samples(
-        tasks, args.seed, known_ids=args.engine != "openai", tokenizer=target.tokenizer
-    )
-    left = _left(samples, stored, args.out)
-    name = target.model.name
-    print(f"{len(samples)} samples, {len(stored)} there already; model {name}", flush=True)
-    _announce_cuts(tasks, target.context)
-    context = requests.context_needed(tasks) if target.context is not None else 0
-    return RunState(target, request, stored, left, context)
 
 
 def start_engine(
-    args: argparse.Namespace, run: RunState, resources: contextlib.ExitStack
+    args: argparse.Namespace,
+    target: ModelHandle,
+    dtype: str,
+    samples: Sequence[Sample],
+    left: Sequence[Sample],
 ) -> Engine | None:
     """Start the engine, unless no sample needs one.
 
     Raises:
         EvalError: it does not start.
     """
-    if not any(sample.request.max_tokens for sample in run.left):
+    if target.server is not None:
+        engine: Engine = target.server
+        return engine
+    if not any(sample.max_tokens for sample in left):
         return None
-    engine = start(
-        EngineOptions(
-            name=args.engine,
-            model=run.target.model,
-            context=run.context,
-            dtype=run.request["dtype"],
-            cpu=run.target.cpu,
-            tensor_parallel=args.tensor_parallel,
-            replicas=args.replicas,
-            base_url=args.base_url,
-            concurrency=args.concurrency,
-            chat=args.chat_template,
-            system_prompt=args.system_prompt,
-            chat_template_kwargs=args.chat_template_kwargs,
-        )
-    )
-    resources.callback(engine.close)
-    return engine
+    needs = (len(s.prompt_ids) + s.max_tokens for s in samples if s.max_tokens)
+    context = max(needs, default=0)
+    return vllm.VllmEngine(target.model, context, dtype, target.cpu, args.tensor_parallel)
 
 
-def answer(
-    args: argparse.Namespace,
-    run: RunState,
-    engine: Engine | None,
-    store: Store,
-    environment: Callable[[], Environment] | None,
-) -> None:
-    """Generate, grade and store the samples that are left.
-
-    Raises:
-        EvalError: the run stopped; what ended before is stored.
-    """
-    stored = len(run.stored)
-    if not run.left:
-        return
-    if environment is None:
-        generate.generate_all(run.left, engine, store, already=stored)
-    else:
-        codec = TokenizerCodec(run.target.tokenizer)
-        in_flight = multi_turn.IN_FLIGHT * args.replicas
-        dialogues = multi_turn.run_dialogues(
-            run.left, engine, store, stored, environment, codec, in_flight
-        )
-        asyncio.run(dialogues)
-
-
-def _announce_cuts(tasks: Sequence[requests.PreparedBenchmark], context: int | None) -> None:
-    for task in tasks:
-        cuts = task.describe()["context_cuts"]
+def _announce_cuts(benchmarks: Mapping[str, Any], context: int | None) -> None:
+    for name, described in benchmarks.items():
+        cuts = described["context_cuts"]
         if cuts["questions"]:
             print(
-                f"notice: {task.benchmark.name}: the model's context of {context} tokens cuts "
-                f"{cuts['questions']} of {len(task.questions)} questions' responses, to "
+                f"notice: {name}: the model's context of {context} tokens cuts "
+                f"{cuts['questions']} of {described['n_questions']} questions' responses, to "
                 f"{cuts['shortest_max_tokens']} tokens at the least",
                 flush=True,
             )
-
-
-def _left(
-    samples: list[requests.PendingSample], stored: Mapping[Key, Row], out: Path
-) -> list[requests.PendingSample]:
-    keys = {sample.key for sample in samples}
-    foreign = next((key for key in stored if key not in keys), None)
-    if foreign is not None:
-        raise EvalError(f"--resume: {out} holds sample {foreign}, which this run does not have")
-    return [sample for sample in samples if sample.key not in stored]
 
 
 if __name__ == "__main__":

@@ -16,6 +16,14 @@ class EvalError(ValueError):
     """An evaluation that cannot run as asked; the message is one line for the user."""
 
 
+class Missing(EvalError):
+    """Things that a run needs and nobody gave: a phrase for each, with the remedy."""
+
+    def __init__(self, parts: Sequence[str]) -> None:
+        super().__init__("; ".join(parts))
+        self.parts = list(parts)
+
+
 def one_line(error: BaseException, limit: int = 300) -> str:
     """A library's message for the user: its words on one line, the class if it has none."""
     text = " ".join(str(error).split()) or type(error).__name__

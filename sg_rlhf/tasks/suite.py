@@ -1,29 +1,25 @@
 """The contract of an evaluation suite: what is asked, under which settings, and who grades.
 
 A benchmark is a set of questions under one setting. Where a data set is scored under several
-settings (Knights & Knaves), each is a benchmark of its own: responses made under one setting are
-never graded as if they had been made under another.
+settings (Knights & Knaves), each is a benchmark of its own.
 
-`sg-rlhf eval` calls `check` and `prepare`, generates and grades the responses, and writes the
-report, to which `statistics` and `tables` add. Most suites need none of these methods: their
-benchmarks are all that they are.
+A `Suite` is data. Its `prepare` reads the questions and starts what the run needs. Its `report`
+adds figures and tables. Most suites use the defaults of both.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from sg_rlhf.common.text import truncate
-from sg_rlhf.data_io.records import DataError, json_objects, parquet_rows, read_each
 from sg_rlhf.tasks import chat
 from sg_rlhf.tasks.contamination import ContaminationRecord
 from sg_rlhf.tasks.grade import Grade, Grader
-from sg_rlhf.tasks.overlap import Problem, Text
+from sg_rlhf.tasks.overlap import Problem
 from sg_rlhf.tasks.questions import (
     EvalError,
     Question,
@@ -37,8 +33,6 @@ from sg_rlhf.tasks.rollout import Environment
 
 #: (response, gold) pairs -> a grade for each, in order.
 BatchGrader: TypeAlias = Callable[[Sequence[tuple[str, Any]]], list[Grade]]
-#: Prompts -> their tokens; empty lists where only the server could tell.
-Tokenize: TypeAlias = Callable[[Sequence[str]], list[list[int]]]
 #: Everything of `results.json`.
 Results: TypeAlias = Mapping[str, Any]
 #: What `--grader` and the tables call the suite's own grader.
@@ -71,6 +65,8 @@ class Sampling:
 class Benchmark:
     """Questions under one setting, with their grader.
 
+    `load_questions` fills in `questions` and `sources`.
+
     Attributes:
         name: as `--only` takes it.
         family: `--only FAMILY` selects all benchmarks that share it.
@@ -102,6 +98,8 @@ class Benchmark:
     metric: str = "accuracy"
     samples: bool = False
     exposure: ContaminationRecord | None = None
+    questions: Sequence[Question] = ()
+    sources: Sequence[Source] = ()
 
     @property
     def mean_name(self) -> str:
@@ -118,17 +116,9 @@ def one_by_one(grade: Grader) -> BatchGrader:
     return grade_many
 
 
-class LoadedBenchmark(NamedTuple):
-    """A benchmark with the questions that are asked, and the files that they came from."""
-
-    benchmark: Benchmark
-    questions: list[Question]
-    sources: list[Source]
-
-
 def load_questions(
     benchmarks: Sequence[Benchmark], folder: Path | None, limit: int | None, seed: int = 0
-) -> list[LoadedBenchmark]:
+) -> list[Benchmark]:
     """Read and check every benchmark's questions.
 
     Args:
@@ -153,14 +143,12 @@ def load_questions(
             kept = random_subset(questions, limit, sample_seed(seed, benchmark.name, "limit", 0))
         else:
             kept = first_per_group(questions, limit)
-        loaded.append(LoadedBenchmark(benchmark, kept, sources))
+        loaded.append(replace(benchmark, questions=kept, sources=sources))
     return loaded
 
 
-def with_messages_written(
-    loaded: Sequence[LoadedBenchmark], tokenizer: Any
-) -> list[LoadedBenchmark]:
-    """The questions, with the prompts of those that are messages in the model's chat template.
+def with_messages_written(benchmarks: Sequence[Benchmark], tokenizer: Any) -> list[Benchmark]:
+    """The benchmarks, with the prompts of questions that are messages in the chat template.
 
     Raises:
         EvalError: the tokenizer has no template, or its template refuses the messages.
@@ -179,30 +167,69 @@ def with_messages_written(
             ) from None
         return replace(question, prompt=prompt)
 
-    return [
-        part._replace(questions=[written(part.benchmark.name, q) for q in part.questions])
-        for part in loaded
-    ]
+    return [replace(b, questions=[written(b.name, q) for q in b.questions]) for b in benchmarks]
 
 
 @dataclass(frozen=True)
-class EvalPlan:
-    """What `Suite.prepare` found; a suite may give one of its own with more in it.
+class Setup:
+    """What `Suite.prepare` gets.
 
     Attributes:
-        loaded: what is asked.
-        request: what must be the same again when the run is resumed, beside what every run has;
-            a part of `results.json`.
-        tokenize: of the prompts; None: as the model's tokenizer does by default.
-        environment: makes the environment that answers the model's turns; None: that of the
-            suite's domain with its default settings, or, for a domain without one, one response to
-            each prompt.
+        benchmarks: those that were selected, with the settings that were asked for.
+        options: values of the suite's own options, by name.
+        data_dir: folder with the files of questions; None: the suite's default place.
+        limit: questions per benchmark; None: all.
+        seed: draws the limited questions.
+        resources: stops at the end what was started.
+        tokenizer: loads the model's; None for a model that only a server knows.
+        run_settings: `config.yaml` of the model's training run; empty without one.
+        regrade: stored responses are graded again: no questions and no model are needed.
     """
 
-    loaded: Sequence[LoadedBenchmark]
-    request: Mapping[str, Any] = field(default_factory=dict)
-    tokenize: Tokenize | None = None
+    benchmarks: Sequence[Benchmark]
+    options: Mapping[str, Any]
+    resources: ExitStack
+    data_dir: Path | None = None
+    limit: int | None = None
+    seed: int = 0
+    tokenizer: Callable[[], Any] | None = None
+    run_settings: Mapping[str, Any] = field(default_factory=dict)
+    regrade: bool = False
+
+
+class Prepared(NamedTuple):
+    """What `Suite.prepare` returns.
+
+    Attributes:
+        benchmarks: with their questions and graders.
+        request: what must be the same again when the run is resumed; a part of `results.json`.
+        environment: makes the environment that answers the model's turns; None: that of the
+            suite's domain, if it has one.
+    """
+
+    benchmarks: Sequence[Benchmark]
+    request: Mapping[str, Any] = MappingProxyType({})
     environment: Callable[[], Environment] | None = None
+
+
+def prepare_questions(setup: Setup) -> Prepared:
+    """Read the questions; write messages with the model's chat template.
+
+    Raises:
+        EvalError: a file is missing, or the model has no chat template.
+    """
+    if setup.regrade:
+        return Prepared(setup.benchmarks)
+    loaded = load_questions(setup.benchmarks, setup.data_dir, setup.limit, setup.seed)
+    chats = [b.name for b in loaded if any(q.messages for q in b.questions)]
+    if not chats:
+        return Prepared(loaded)
+    if setup.tokenizer is None:
+        raise EvalError(
+            f"--engine openai: the questions of {chats[0]} are messages, which are written "
+            "with the chat template of a model's folder; expected vllm"
+        )
+    return Prepared(with_messages_written(loaded, setup.tokenizer()))
 
 
 @dataclass(frozen=True)
@@ -216,6 +243,42 @@ class ExtraTable:
     note: str
 
 
+class Report(NamedTuple):
+    """What a suite adds to a report: figures by benchmark, for `results.json`, and tables."""
+
+    figures: Mapping[str, Mapping[str, Any]]
+    tables: Sequence[ExtraTable] = ()
+
+
+#: (samples by benchmark, failed dialogues by benchmark) -> further figures and tables.
+Reporter: TypeAlias = Callable[
+    [Mapping[str, Sequence[Mapping[str, Any]]], Mapping[str, int]], Report
+]
+
+
+def report_graders(
+    rows: Mapping[str, Sequence[Mapping[str, Any]]], failures: Mapping[str, int]
+) -> Report:
+    """Each other grader's scores (`Grade.others`) compared with ours, on the same responses."""
+    figures = {name: grader_statistics(part) for name, part in rows.items()}
+    cells = []
+    for benchmark, found in figures.items():
+        if not found:
+            continue
+        ours = sum(bool(row["correct"]) for row in rows[benchmark]) / len(rows[benchmark])
+        cells.append([benchmark, OURS, f"{ours:.3f}", "", "", ""])
+        for name, score in found["graders"].items():
+            counts = (score["only_ours"], score["only_theirs"], score["no_verdict"])
+            cells.append([benchmark, name, f"{score['accuracy']:.3f}", *map(str, counts)])
+    heads = ("Benchmark", "Grader", "Accuracy", "Only ours", "Only theirs", "No verdict")
+    note = (
+        "Mean over all responses. Only ours, only theirs: responses that one of the two accepts. "
+        "No verdict: out of time or memory, counted as wrong."
+    )
+    table = ExtraTable("The same responses by other graders", "responses", heads, cells, note)
+    return Report(figures, [table] if cells else [])
+
+
 @dataclass(frozen=True)
 class Suite:
     """Benchmarks that are reported together.
@@ -226,7 +289,13 @@ class Suite:
         average_title: what the tables call it.
         groups: further means over columns by title, each given where all its columns were run.
         by_default: benchmarks that are selected where none is named; empty: all.
+        options: options that only this suite has: flag -> keywords of argparse's `add_argument`.
+        refused: options of every suite that have no effect on this one: flag -> the reason.
+        prepare: reads the questions, and starts what the run needs.
+        report: further figures and tables of the graded samples.
         training_field: of a row that was trained on, the field with the question's bare text.
+        training_problems: reads the problems of a training file; None: `training_field` of its
+            rows.
         shared_runs: words of a run that a question and a training problem may share without being
             the same; None: only the same text is looked for in training data.
         beside_the_paper: the Markdown lines of the table with the paper's rows; None without one.
@@ -239,14 +308,18 @@ class Suite:
     average_title: str = ""
     groups: Mapping[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
     by_default: tuple[str, ...] = ()
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict)
+    prepare: Callable[[Setup], Prepared] = prepare_questions
+    report: Reporter = report_graders
     training_field: str = "input"
+    training_problems: Callable[[Path], Sequence[Problem]] | None = None
     shared_runs: int | None = None
     beside_the_paper: Callable[[Results, Suite], list[str]] | None = None
 
     def select(self, only: Sequence[str]) -> tuple[Benchmark, ...]:
-        """The benchmarks named (by name or family), in the suite's order.
-
-        Where none is named these are `by_default`.
+        """The benchmarks named (by name or family), in the suite's order; without a name,
+        `by_default`.
 
         Raises:
             EvalError: a name is unknown; says which there are.
@@ -261,133 +334,6 @@ class Suite:
         wanted = set(only or self.by_default or known)
         return tuple(b for b in self.benchmarks if {b.name, b.family} & wanted)
 
-    def add_options(self, parser: argparse._ActionsContainer) -> None:
-        """Options that this suite alone has; with another one they are refused."""
-
-    def for_arguments(self, args: argparse.Namespace) -> Suite:
-        """The suite, or one with benchmarks that the command line describes.
-
-        Raises:
-            EvalError: it does not; one line for the user.
-        """
-        return self
-
-    def known(self, stored: Mapping[str, Any]) -> dict[str, Benchmark]:
-        """The benchmarks by name, to read a stored run.
-
-        Args:
-            stored: the benchmarks in its request.
-        """
-        return {benchmark.name: benchmark for benchmark in self.benchmarks}
-
-    def check(self, args: argparse.Namespace) -> None:
-        """What can be wrong in the command line alone.
-
-        Raises:
-            EvalError: one line for the user.
-        """
-
-    def applies_template(self, args: argparse.Namespace) -> bool:
-        """Whether the prompts go through the model's chat template without `--chat-template`."""
-        return False
-
-    def missing(self, benchmarks: Sequence[Benchmark], args: argparse.Namespace) -> list[str]:
-        """What the run needs beside a model, and nobody gave: a phrase for each, with the remedy.
-
-        Called before anything is started. What is found where it is looked for by default is set
-        in `args`.
-
-        Args:
-            args: as they were given; `run_settings` is the `config.yaml` of the run that the model
-                is from, empty without one. Without a model (None) all is looked for; with one, what
-                `prepare` finds missing too may be left to it.
-        """
-        if args.model is not None:
-            return []
-        try:
-            load_questions(benchmarks, args.data_dir, args.limit, args.seed)
-        except EvalError as error:
-            return [f"questions: {error}"]
-        return []
-
-    def with_graders(
-        self, benchmarks: Sequence[Benchmark], args: argparse.Namespace, resources: ExitStack
-    ) -> tuple[Sequence[Benchmark], Mapping[str, Any]]:
-        """The benchmarks with the graders that the command line names.
-
-        Also called to grade stored responses again, with no questions and no model.
-
-        Args:
-            resources: stops at the end what was started.
-
-        Returns:
-            The benchmarks, and what must be the same again when the run is resumed.
-
-        Raises:
-            EvalError: a grader is missing.
-        """
-        return benchmarks, {}
-
-    def prepare(
-        self,
-        benchmarks: Sequence[Benchmark],
-        args: argparse.Namespace,
-        tokenizer: Callable[[], Any],
-        resources: ExitStack,
-    ) -> EvalPlan:
-        """Read the questions, and start what the run needs.
-
-        Args:
-            benchmarks: those that were selected.
-            tokenizer: loads the model's; None for a model behind a server.
-            resources: stops at the end what was started.
-
-        Raises:
-            EvalError: something is missing or does not start.
-        """
-        loaded = load_questions(benchmarks, args.data_dir, args.limit, args.seed)
-        chats = [b.benchmark.name for b in loaded if any(q.messages for q in b.questions)]
-        if not chats:
-            return EvalPlan(loaded)
-        if args.engine == "openai":
-            raise EvalError(
-                f"--engine openai: the questions of {chats[0]} are messages, which are written "
-                "with the chat template of a model's folder; expected vllm"
-            )
-        return EvalPlan(with_messages_written(loaded, tokenizer()))
-
-    def training_problems(self, path: Path) -> Sequence[Problem]:
-        """The problems of a file that was trained on, as `Question.problem` has them.
-
-        Raises:
-            ValueError: the file cannot be read; names it.
-        """
-
-        def problem_of(row: Mapping[str, Any], number: int) -> Text:
-            text = row.get(self.training_field)
-            if isinstance(text, list) and text and isinstance(text[-1], dict):
-                text = text[-1].get("content")  # as `Question.problem` has it
-            if not isinstance(text, str):
-                raise DataError(f"{self.training_field}: {truncate(text)}, expected text")
-            return Text(f"row {number}", text)
-
-        rows = parquet_rows(path) if path.suffix == ".parquet" else json_objects(path)
-        return read_each(path, rows, problem_of, "row")
-
-    def statistics(self, rows: Sequence[Mapping[str, Any]], failures: int) -> dict[str, Any]:
-        """Further figures of one benchmark's rows, for `results.json`.
-
-        By default those of other graders (`Grade.others`).
-
-        Args:
-            failures: how often a dialogue of it could not be held.
-        """
-        return grader_statistics(rows)
-
-    def tables(self, results: Results) -> Sequence[ExtraTable]:
-        """Tables of these figures."""
-        return grader_tables(results)
-
 
 def get_score(results: Results, benchmark: str, name: str) -> Any:
     """One score of `results.json` (`value`, `ci95`, ...); None if it was not run."""
@@ -395,37 +341,10 @@ def get_score(results: Results, benchmark: str, name: str) -> Any:
 
 
 def grader_statistics(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Each other grader's scores compared with ours, on the same responses of one benchmark.
-
-    Nothing for a grader without a verdict on every row.
-    """
+    """The other graders' scores on one benchmark; none of a grader without a verdict on a row."""
     names = rows[0].get("graders", {}) if rows else {}
     judged = [name for name in names if all(name in row.get("graders", {}) for row in rows)]
     return {"graders": {name: _compare_with_ours(name, rows) for name in judged}} if judged else {}
-
-
-def grader_tables(results: Results) -> Sequence[ExtraTable]:
-    """One row per benchmark and grader; none without other graders."""
-    rows = []
-    for benchmark, found in results["benchmarks"].items():
-        scores = found.get("graders", {})
-        if scores:
-            # Over all responses, as theirs: a benchmark's own score may be that of some groups.
-            first = next(iter(scores.values()))
-            responses = found["n_questions"] * found["settings"]["n"]
-            ours = first["accuracy"] + (first["only_ours"] - first["only_theirs"]) / responses
-            rows.append([benchmark, OURS, f"{ours:.3f}", "", "", ""])
-        for name, score in scores.items():
-            counts = (score["only_ours"], score["only_theirs"], score["no_verdict"])
-            rows.append([benchmark, name, f"{score['accuracy']:.3f}", *map(str, counts)])
-    if not rows:
-        return ()
-    heads = ("Benchmark", "Grader", "Accuracy", "Only ours", "Only theirs", "No verdict")
-    note = (
-        "Mean over all responses. Only ours, only theirs: responses that one of the two accepts. "
-        "No verdict: out of time or memory, counted as wrong."
-    )
-    return (ExtraTable("The same responses by other graders", "responses", heads, rows, note),)
 
 
 def _compare_with_ours(name: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

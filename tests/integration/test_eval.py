@@ -1,4 +1,4 @@
-"""The evaluation with real engines on the CPU: offline, served, replicated, killed and resumed."""
+"""The evaluation with real engines on the CPU: offline, served, killed and resumed."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -111,14 +112,15 @@ def test_stored_verdicts_are_the_graders(offline: Path) -> None:
             assert grade_paper(row["response"], row["gold"]).correct == row["correct"]
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
+@contextmanager
+def vllm_server(model: Path) -> Iterator[str]:
+    """The address of a vLLM server of a model."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     address = f"http://127.0.0.1:{port}"
     process = subprocess.Popen(
-        ["bash", "-c", f"exec env {documented('VLLM_CPU_OMP_THREADS_BIND', port)}"],
+        ["bash", "-c", f"exec env {documented('VLLM_CPU_OMP_THREADS_BIND', port, model)}"],
         cwd=ROOT, env={**environment(), "OMP_NUM_THREADS": "1"},
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
@@ -139,12 +141,18 @@ def server() -> Iterator[str]:
         process.wait(1800)
 
 
-def documented(start: str, port: str | int) -> str:
-    """A command of docs/evaluation.md, for the tiny model, on a free port."""
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with vllm_server(TINY) as url:
+        yield url
+
+
+def documented(start: str, port: str | int, model: Path = TINY) -> str:
+    """A command of docs/evaluation.md, for a tiny model, on a free port."""
     text = (ROOT / "docs" / "evaluation.md").read_text().split("## Serving a checkpoint")[1]
     found = re.search(rf"^    {start}.*?(?=\n\n)", text, re.MULTILINE | re.DOTALL)
     assert found is not None and "runs/kk/checkpoints/final" in found[0] and "8001" in found[0]
-    command = found[0].replace("runs/kk/checkpoints/final", str(TINY)).replace("8001", str(port))
+    command = found[0].replace("runs/kk/checkpoints/final", str(model)).replace("8001", str(port))
     return command.replace(" python ", f" {sys.executable} ").strip()
 
 
@@ -249,14 +257,6 @@ def test_a_finished_run_resumes_without_an_engine_and_refuses_changes(
     text = toy(out, "--resume", "--model", str(changed), status=2)
     assert "model.fingerprint: was" in text
     assert (out / "samples.jsonl").read_bytes() == before
-
-
-def test_replicas_share_one_queue(tmp_path: Path) -> None:
-    out = tmp_path / "replicas"
-    toy(out, "--replicas", "2", "--only", "greedy", "--limit", "6")
-    alone = tmp_path / "alone"
-    toy(alone, "--only", "greedy", "--limit", "6")
-    assert rows(out) == rows(alone)
 
 
 def test_adapters_are_merged_and_evaluated(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import re
@@ -18,14 +19,14 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from sg_rlhf.eval.engines.base import Completion, EngineOptions, Request
-from sg_rlhf.eval.engines.start import set_environment
-from sg_rlhf.eval.engines.vllm import VllmEngine
-from sg_rlhf.eval.generation import multi_turn, requests
+from sg_rlhf.eval.answer import answer, samples_of
+from sg_rlhf.eval.engines.base import Sample
+from sg_rlhf.eval.engines.vllm import VllmEngine, set_environment
 from sg_rlhf.eval.model import context_length, find_model
 from sg_rlhf.eval.store import Store
 from sg_rlhf.eval.suites import SUITES
 from sg_rlhf.retrieval.index import build
+from sg_rlhf.tasks import chat
 from sg_rlhf.tasks.codec import TokenizerCodec
 from sg_rlhf.tasks.questions import EvalError
 from sg_rlhf.tasks.search.environment import SearchEnvironment
@@ -34,8 +35,9 @@ from sg_rlhf.tasks.search.limits import Limits
 from sg_rlhf.tasks.search.retriever import retriever_process
 from sg_rlhf.tasks.search.sets import encyclopedia, published
 from sg_rlhf.tasks.search.settings import SearchSettings
-from sg_rlhf.tasks.suite import LoadedBenchmark, load_questions
+from sg_rlhf.tasks.suite import load_questions
 from tests.integration.conftest import ROOT, environment
+from tests.integration.test_eval import vllm_server
 
 pytestmark = [pytest.mark.integration, pytest.mark.full]
 
@@ -159,18 +161,13 @@ def test_other_settings_are_refused_when_resumed(whole: Path, world: World) -> N
 class RecordingEngine(VllmEngine):
     """The engine, with what went in and out."""
 
-    def __init__(self, options: EngineOptions) -> None:
-        super().__init__(options)
-        self.requests: dict[str, Request] = {}
-        self.completions: dict[str, Completion] = {}
+    def __init__(self, *options: Any) -> None:
+        super().__init__(*options)
+        self.turns: dict[str, list[Sample]] = {}
 
-    def add(self, requests: Any) -> None:
-        self.requests |= {request.key: request for request in requests}
-        super().add(requests)
-
-    def step(self) -> list[Completion]:
-        done = super().step()
-        self.completions |= {completion.key: completion for completion in done}
+    async def generate(self, sample: Sample) -> Sample:
+        done = await super().generate(sample)
+        self.turns.setdefault(sample.question.id, []).append(done)
         return done
 
 
@@ -181,36 +178,34 @@ def test_a_dead_retriever_stores_nothing_and_the_next_run_goes_on(
     codec = TokenizerCodec(tokenizer)
     model = find_model(str(TINY), None)
     loaded = load_questions(SUITES["qa"].select(["bamboogle"]), world.data, None)
-    ((benchmark, questions, sources),) = loaded
+    (benchmark,) = loaded
     questions = [
         replace(q, prompt=published.prompt_of(q.prompt, "short", True, tokenizer))
-        for q in questions
+        for q in benchmark.questions
     ]
     context = context_length(model)
-    tasks = requests.prepare_benchmarks(
-        [LoadedBenchmark(benchmark, questions, sources)],
-        lambda texts: list(map(codec.encode, texts)),
-        context,
-    )
-    samples = requests.pending_samples(tasks, 0, known_ids=True)
+    samples = samples_of(
+        [replace(benchmark, questions=questions)],
+        lambda prompts: chat.encode(prompts, tokenizer), context, 0, tokenizer,
+    )  # fmt: skip
 
     def searching() -> SearchEnvironment:
         limits = Limits(retries=1, backoff_s=0.01, outage_s=0)
         return SearchEnvironment(settings, strict=True, limits=limits)
 
-    set_environment("vllm", cpu=True, replicas=1)
+    set_environment(cpu=True)
     # vLLM 0.32 reads the attributes of all loaded modules and fails at llvmlite's, which another
     # engine of this process may have loaded.
     for name in [name for name in sys.modules if name.startswith("llvmlite")]:
         monkeypatch.delitem(sys.modules, name)
-    engine = RecordingEngine(EngineOptions("vllm", model, context, "float32", cpu=True))
+    engine = RecordingEngine(model, context, "float32", True)
     out = tmp_path / "again"
     with Store(out) as store:
         with retriever_process.serve(world.index) as url:
             gone = url
         settings = SearchSettings(url=gone, **SETTINGS)
         with pytest.raises(EvalError, match=r"of 6 dialogues failed"):
-            asyncio.run(multi_turn.run_dialogues(samples, engine, store, 0, searching, codec))
+            asyncio.run(answer(samples, engine, store, 0, searching, codec))
         searchers = {i for i, row in rows(whole).items() if row["dialogue"]["searches"]}
         assert searchers and not searchers & rows(out).keys()
         assert store.failures() == {"bamboogle": len(searchers)}
@@ -218,7 +213,7 @@ def test_a_dead_retriever_stores_nothing_and_the_next_run_goes_on(
             settings = settings.model_copy(update={"url": url})
             left = [sample for sample in samples if sample.question.id in searchers]
             already = len(samples) - len(left)
-            asyncio.run(multi_turn.run_dialogues(left, engine, store, already, searching, codec))
+            asyncio.run(answer(left, engine, store, already, searching, codec))
     engine.close()
     # Other requests in the batch, an interruption: the same dialogues.
     assert {i: stable(row) for i, row in rows(out).items()} == {
@@ -226,14 +221,13 @@ def test_a_dead_retriever_stores_nothing_and_the_next_run_goes_on(
     }
     # Token in, token out: a turn's prompt begins with all that was sampled, as it was sampled.
     followed = 0
-    for key, request in engine.requests.items():
-        base, _, turn = key.rpartition("/")
-        after = engine.requests.get(f"{base}/{int(turn) + 1}")
-        if after is not None:
-            sampled = (*request.prompt_ids, *engine.completions[key].token_ids)
-            assert after.prompt_ids[: len(sampled)] == sampled
-            assert len(after.prompt_ids) > len(sampled)
-            followed += 1
+    for turns in engine.turns.values():
+        for turn, after in itertools.pairwise(turns):
+            sampled = (*turn.prompt_ids, *turn.token_ids)
+            if len(after.prompt_ids) > len(turn.prompt_ids):  # else the dialogue began again
+                assert after.prompt_ids[: len(sampled)] == sampled
+                assert len(after.prompt_ids) > len(sampled)
+                followed += 1
     assert followed >= len(searchers)
 
 
@@ -258,9 +252,10 @@ def test_as_typed_after_a_run_with_its_retriever(world: World, tmp_path: Path) -
     assert len(rows(out)) == QUESTIONS
 
 
-def test_replicas_hold_the_same_dialogues(world: World, whole: Path, tmp_path: Path) -> None:
-    out = tmp_path / "replicas"
-    run(world, out, "--replicas", "2")
+def test_a_server_holds_the_same_dialogues(world: World, whole: Path, tmp_path: Path) -> None:
+    out = tmp_path / "served"
+    with vllm_server(TINY) as url:
+        run(world, out, "--engine", "openai", "--base-url", url)
     assert {i: stable(row) for i, row in rows(out).items()} == {
         i: stable(row) for i, row in rows(whole).items()
     }

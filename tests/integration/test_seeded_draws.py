@@ -18,25 +18,36 @@ pytestmark = [pytest.mark.integration, pytest.mark.full]
 PROGRAM = """
 import json
 from pathlib import Path
-from sg_rlhf.eval.engines.start import set_environment
-set_environment("vllm", cpu=True, replicas=1)
+import asyncio
+from dataclasses import replace
+from sg_rlhf.eval.engines.vllm import VllmEngine, set_environment
+set_environment(cpu=True)
 from transformers import AutoTokenizer
-from sg_rlhf.eval.engines.base import EngineOptions, Request, drain
-from sg_rlhf.eval.engines.start import start_one
+from sg_rlhf.eval.engines.base import Sample
 from sg_rlhf.eval.model import find_model
+from sg_rlhf.tasks.kk.suite import SUITE
+from sg_rlhf.tasks.questions import Question
+from sg_rlhf.tasks.suite import Sampling
 from sg_rlhf.tasks.kk.prompt import build_prompt
 from sg_rlhf.tasks.kk.puzzle import generate
 tiny = Path("sg_rlhf/tiny/kk_tiny")
 tokenizer = AutoTokenizer.from_pretrained(tiny)
 prompts = [build_prompt(p.quiz) for size in (2, 4) for p in generate(size, 4, seed=0)]
+nuclei = [
+    replace(SUITE.benchmarks[0], settings=Sampling(1.0, 60, top_p=top_p)) for top_p in (1.0, 0.9)
+]
 asked = [
-    Request(str(n), p, tuple(tokenizer(p)["input_ids"]), 1.0, (1.0, 0.9)[n % 2], 60, 1000 + n)
+    Sample(
+        nuclei[n % 2], Question(str(n), p, ""), 0, tuple(tokenizer(p)["input_ids"]), 60, 1000 + n
+    )
     for n, p in enumerate(prompts)
 ]
 found = {}
-engine = start_one(EngineOptions("vllm", find_model(str(tiny), None), 1024, "float32", cpu=True))
-for way, requests in (("together", asked), ("backwards", asked[::-1]), ("few", asked[:3])):
-    done = {c.key: c.token_ids for some in drain(engine, requests) for c in some}
+engine = VllmEngine(find_model(str(tiny), None), 1024, "float32", True)
+async def generate(samples):
+    return await asyncio.gather(*map(engine.generate, samples))
+for way, samples in (("together", asked), ("backwards", asked[::-1]), ("few", asked[:3])):
+    done = {s.question.id: s.token_ids for s in asyncio.run(generate(samples))}
     found[way] = dict(sorted(done.items()))
 engine.close()
 print(json.dumps(found))

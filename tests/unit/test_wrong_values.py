@@ -64,7 +64,7 @@ def test_no_option_of_a_domain_is_a_bare_number(name):
 
 COUNT = "expected a whole number, 1 or more"
 WRONG = [
-    *[(o, v, COUNT) for o in ("--limit", "--replicas", "--concurrency") for v in ("x", "0", "1.5")],
+    *[(o, v, COUNT) for o in ("--limit", "--concurrency") for v in ("x", "0", "1.5")],
     ("--tensor-parallel", "", COUNT),
     ("--seed", "x", "expected a whole number, 0 or more"),
     ("--seed", "-1", "expected a whole number, 0 or more"),

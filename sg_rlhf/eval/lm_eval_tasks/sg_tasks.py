@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from datasets import Dataset, DatasetDict
 
 from sg_rlhf.eval.scores.metrics import pass_at_k
 from sg_rlhf.eval.suites import SUITES
-from sg_rlhf.tasks.suite import Benchmark, LoadedBenchmark, with_messages_written
+from sg_rlhf.tasks.suite import Benchmark, with_messages_written
 
 
 def benchmark(name: str) -> Benchmark:
@@ -34,7 +35,7 @@ def load(benchmark_name: str, **given: Any) -> DatasetDict:
             chat template of `tokenizer`, else of `pretrained`.
     """
     folder, of_suite = os.environ.get("SG_EVAL_DATA"), benchmark(benchmark_name)
-    questions, sources = of_suite.load(Path(folder) if folder else None)
+    questions, _ = of_suite.load(Path(folder) if folder else None)
     if any(question.messages for question in questions):
         from transformers import AutoTokenizer
 
@@ -44,9 +45,10 @@ def load(benchmark_name: str, **given: Any) -> DatasetDict:
                 f"sg_{benchmark_name}: its questions are messages: name the model whose chat "
                 "template writes them, --model_args pretrained=MODEL or tokenizer=MODEL"
             )
-        loaded = [LoadedBenchmark(of_suite, questions, sources)]
+        loaded = [replace(of_suite, questions=questions)]
         tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
-        ((_, questions, _),) = with_messages_written(loaded, tokenizer)
+        (written,) = with_messages_written(loaded, tokenizer)
+        questions = list(written.questions)
     rows = [
         {
             "benchmark": benchmark_name,

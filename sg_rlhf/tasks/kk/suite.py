@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from sg_rlhf.tasks.kk.paper import SIZES, TRAINED_SIZES, beside_the_paper
 from sg_rlhf.tasks.kk.prompt import build_chat_prompt, build_prompt
 from sg_rlhf.tasks.kk.puzzle import Puzzle, generate
 from sg_rlhf.tasks.questions import EvalError, Question, Source, cache_folder, check_online
-from sg_rlhf.tasks.suite import Benchmark, EvalPlan, Sampling, Suite
+from sg_rlhf.tasks.suite import Benchmark, Prepared, Sampling, Setup, Suite, prepare_questions
 
 PER_SIZE = 100
 #: Seed of the puzzles made for sizes that no file holds.
@@ -59,21 +57,16 @@ def _benchmark(name: str, family: str, title: str, settings: Sampling, harness: 
     )
 
 
-class KnightsSuite(Suite):
-    """Logic-RL's prompt goes through the model's own chat template where it has no ChatML."""
-
-    def prepare(
-        self,
-        benchmarks: Sequence[Benchmark],
-        args: argparse.Namespace,
-        tokenizer: Callable[[], Any],
-        resources: ExitStack,
-    ) -> EvalPlan:
-        """Read the questions, in the form of the model."""
-        found = tokenizer()
-        if found is not None and not chat.supports(build_prompt(""), found):
-            benchmarks = [_with_chat_template(found, benchmark) for benchmark in benchmarks]
-        return super().prepare(benchmarks, args, tokenizer, resources)
+def prepare(setup: Setup) -> Prepared:
+    """Read the questions. A model without ChatML gets Logic-RL's prompt in its own template."""
+    prepared = prepare_questions(setup)
+    if setup.regrade or setup.tokenizer is None:
+        return prepared
+    tokenizer = setup.tokenizer()
+    if chat.supports(build_prompt(""), tokenizer):
+        return prepared
+    asked = [_with_chat_template(tokenizer, benchmark) for benchmark in setup.benchmarks]
+    return prepare_questions(replace(setup, benchmarks=asked))
 
 
 def _with_chat_template(tokenizer: Any, benchmark: Benchmark) -> Benchmark:
@@ -91,7 +84,7 @@ def _with_chat_template(tokenizer: Any, benchmark: Benchmark) -> Benchmark:
     return replace(benchmark, load=load)
 
 
-SUITE = KnightsSuite(
+SUITE = Suite(
     "kk",
     "Knights & Knaves (Tables 3, 7, 8)",
     (
@@ -112,6 +105,7 @@ SUITE = KnightsSuite(
             Sampling(temperature=1.0, max_tokens=4096), "paper",
         ),
     ),
+    prepare=prepare,
     training_field="quiz",
     beside_the_paper=beside_the_paper,
 )  # fmt: skip

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+import functools
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,14 +20,17 @@ from sg_rlhf.tasks.math.sets.published import (
     find_eval_file,
     read_eval_set,
 )
-from sg_rlhf.tasks.overlap import NGRAM, Problem
+from sg_rlhf.tasks.overlap import NGRAM
 from sg_rlhf.tasks.questions import EvalError, Question, Source, cache_folder, check_online
 from sg_rlhf.tasks.suite import (
     OURS,
     BatchGrader,
     Benchmark,
+    Prepared,
     Sampling,
+    Setup,
     Suite,
+    prepare_questions,
 )
 
 SAMPLED_16 = Sampling(temperature=1.0, max_tokens=4096, n=16)
@@ -107,59 +109,55 @@ def grader_names(text: str) -> tuple[str, ...]:
     return tuple(name for name in names if name != OURS)
 
 
-class MathSuite(Suite):
-    """With `--grader`: the verdicts of other rules beside ours, which decides all other scores."""
+def prepare(setup: Setup) -> Prepared:
+    """Read the questions, and start the graders of `--grader`.
 
-    def add_options(self, parser: argparse._ActionsContainer) -> None:
-        parser.add_argument(
-            "--grader", metavar="A,B", default=OURS,
-            help="other graders for the same responses: math_verify, hendrycks, deepscaler, qwen, "
-            "verl (default: none)",
-        )  # fmt: skip
-        parser.add_argument(
-            "--grader-sources", metavar="D", type=Path,
-            help="folder with the source files of these graders as OWNER/REPOSITORY/PATH (default: "
-            "download them)",
-        )  # fmt: skip
+    Their verdicts are reported beside ours, which decides all other scores.
+    """
+    names, folder = grader_names(setup.options["grader"]), setup.options["grader_sources"]
+    if folder is not None and not names:
+        raise EvalError("--grader-sources: only with --grader")
+    if folder is not None and not folder.is_dir():
+        raise EvalError(f"--grader-sources {folder}: no such folder")
+    prepared = prepare_questions(setup)
+    if not names:
+        return prepared
+    from sg_rlhf.tasks.math.reference_graders import GRADERS, ReferenceGraders, find_sources
 
-    def check(self, args: argparse.Namespace) -> None:
-        names = grader_names(args.grader)
-        if args.grader_sources is not None and not names:
-            raise EvalError("--grader-sources: only with --grader")
-        if args.grader_sources is not None and not args.grader_sources.is_dir():
-            raise EvalError(f"--grader-sources {args.grader_sources}: no such folder")
+    try:
+        sources = find_sources(names, folder)
+    except ValueError as error:
+        raise EvalError(str(error)) from None
+    others = ReferenceGraders(sources)
+    setup.resources.callback(others.close)
 
-    def with_graders(
-        self, benchmarks: Sequence[Benchmark], args: argparse.Namespace, resources: ExitStack
-    ) -> tuple[Sequence[Benchmark], Mapping[str, Any]]:
-        """Adds the verdicts of the rules that `--grader` names."""
-        names = grader_names(args.grader)
-        if not names:
-            return benchmarks, {}
-        from sg_rlhf.tasks.math.reference_graders import GRADERS, ReferenceGraders, find_sources
+    def also(grade: BatchGrader) -> BatchGrader:
+        def grade_many(pairs: Sequence[tuple[str, Any]]) -> list[Grade]:
+            graded = zip(grade(pairs), others.grade(pairs), strict=True)
+            return [replace(ours, others=verdicts) for ours, verdicts in graded]
 
-        try:
-            sources = find_sources(names, args.grader_sources)
-        except ValueError as error:
-            raise EvalError(str(error)) from None
-        others = ReferenceGraders(sources)
-        resources.callback(others.close)
+        return grade_many
 
-        def also(grade: BatchGrader) -> BatchGrader:
-            def grade_many(pairs: Sequence[tuple[str, Any]]) -> list[Grade]:
-                graded = zip(grade(pairs), others.grade(pairs), strict=True)
-                return [replace(ours, others=verdicts) for ours, verdicts in graded]
-
-            return grade_many
-
-        changed = [replace(benchmark, grade=also(benchmark.grade)) for benchmark in benchmarks]
-        return changed, {"graders": {name: GRADERS[name].identity() for name in names}}
-
-    def training_problems(self, path: Path) -> Sequence[Problem]:
-        return read_rows(path, allow_empty=True)
+    changed = [replace(b, grade=also(b.grade)) for b in prepared.benchmarks]
+    return Prepared(changed, {"graders": {name: GRADERS[name].identity() for name in names}})
 
 
-SUITE = MathSuite(
+OPTIONS: dict[str, dict[str, Any]] = {
+    "--grader": {
+        "metavar": "A,B",
+        "default": OURS,
+        "help": "other graders for the same responses: math_verify, hendrycks, deepscaler, qwen, "
+        "verl (default: none)",
+    },
+    "--grader-sources": {
+        "metavar": "D",
+        "type": Path,
+        "help": "folder with the source files of these graders as OWNER/REPOSITORY/PATH (default: "
+        "download them)",
+    },
+}
+
+SUITE = Suite(
     "math",
     "Mathematics (Table 1)",
     (
@@ -186,6 +184,9 @@ SUITE = MathSuite(
         ("aime", "avg@16"),
     ),
     average_title="average of Table 1",
+    options=OPTIONS,
+    prepare=prepare,
+    training_problems=functools.partial(read_rows, allow_empty=True),
     beside_the_paper=beside_the_paper,
     shared_runs=NGRAM,
 )

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sg_rlhf.common.text import EMPTY
-from sg_rlhf.tasks.suite import ExtraTable, Results
+from sg_rlhf.tasks.suite import ExtraTable
 
 #: Mean over questions in `results.json` -> the key of a dialogue's logs (`Episode.grade`).
 _MEANS = {
@@ -37,16 +37,14 @@ _NOTE = (
 )
 
 
-def table(results: Results) -> ExtraTable | None:
-    """The metrics of each set; None without a dialogue."""
-    found = {name: part.get("search") for name, part in results["benchmarks"].items()}
+def table(found: Mapping[str, Mapping[str, float | None]]) -> ExtraTable:
+    """The metrics of each set."""
     rows = [
         [name, *(_written(metrics[key], style) for _, key, style in _COLUMNS)]
         for name, metrics in found.items()
-        if metrics is not None
     ]
     heads = ("Set", *(head for head, _, _ in _COLUMNS))
-    return ExtraTable("Searches", "means over questions", heads, rows, _NOTE) if rows else None
+    return ExtraTable("Searches", "means over questions", heads, rows, _NOTE)
 
 
 def _written(value: float | None, style: str) -> str:

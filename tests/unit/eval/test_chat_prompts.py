@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +15,13 @@ import pytest
 from transformers import AutoTokenizer
 
 from sg_rlhf.eval import chat_prompts
-from sg_rlhf.eval.engines.base import EngineOptions, Request
-from sg_rlhf.eval.engines.start import start_one
-from sg_rlhf.eval.model import served_model
+from sg_rlhf.eval.engines.base import Sample
+from sg_rlhf.eval.engines.server import ServerEngine
 from sg_rlhf.eval.run import main, open_model
 from sg_rlhf.eval.suites import SUITES
 from sg_rlhf.tasks.math.grading import grade_many
-from sg_rlhf.tasks.math.suite import MathSuite
 from sg_rlhf.tasks.questions import EvalError, Question, generated_source
-from sg_rlhf.tasks.suite import Benchmark, LoadedBenchmark, Sampling, with_messages_written
+from sg_rlhf.tasks.suite import Benchmark, Sampling, Suite, with_messages_written
 from tests.http_server import Handler, serving
 
 TINY = Path(__file__).parents[3] / "sg_rlhf" / "tiny" / "math_tiny"
@@ -38,8 +38,8 @@ BENCHMARK = Benchmark(
 )
 
 
-def loaded(prompt: str) -> list[LoadedBenchmark]:
-    return [LoadedBenchmark(BENCHMARK, [Question("one", prompt, ["2"], bare="1 + 1")], [])]
+def loaded(prompt: str) -> list[Benchmark]:
+    return [replace(BENCHMARK, questions=[Question("one", prompt, ["2"], bare="1 + 1")])]
 
 
 def test_the_prompt_is_the_users_turn_of_the_models_template():
@@ -61,15 +61,14 @@ def test_arguments_of_a_template_reach_the_prompt(tmp_path):
         "{% for m in messages %}{{ m.content }}{% endfor %}{% if not enable_thinking %}#{% endif %}"
     )
     args = argparse.Namespace(
-        engine="vllm", model=str(model), revision=None, replicas=1, dtype="auto",
-        chat_template_kwargs={"enable_thinking": False},
-    )  # fmt: skip
-    tokenizer = open_model(args).tokenizer
+        engine="vllm", revision=None, dtype="auto", chat_template_kwargs={"enable_thinking": False}
+    )
+    tokenizer = open_model(args, str(model), None).tokenizer
     (found,) = chat_prompts.with_template(loaded("Hi"), tokenizer, None)
     assert found.questions[0].prompt == "Hi#"
     args.chat_template_kwargs = {"enable_thinkng": False}
     with pytest.raises(EvalError, match="--chat-template-kwargs: enable_thinkng: the model's chat"):
-        open_model(args)
+        open_model(args, str(model), None)
 
 
 def test_a_model_without_a_template_and_a_prompt_that_is_a_chat_are_refused():
@@ -84,7 +83,7 @@ def test_a_model_without_a_template_and_a_prompt_that_is_a_chat_are_refused():
 def test_messages_need_a_template_that_takes_them():
     tokenizer = AutoTokenizer.from_pretrained(TINY)
     question = Question("one", "", "2", messages=[{"role": "user", "content": "1 + 1"}])
-    asked = [LoadedBenchmark(BENCHMARK, [question], [])]
+    asked = [replace(BENCHMARK, questions=[question])]
     for template, words in (
         (None, "the model's tokenizer has no chat template"),
         ("{{ raise_exception('no such role') }}", "no such role"),
@@ -127,7 +126,7 @@ def server() -> Iterator[tuple[type[Chat], str]]:
 
 def test_a_server_gets_messages_through_its_chat_endpoint(server, monkeypatch, tmp_path):
     handler, url = server
-    monkeypatch.setitem(SUITES, "math", MathSuite("math", "One question", (BENCHMARK,)))
+    monkeypatch.setitem(SUITES, "math", Suite("math", "One question", (BENCHMARK,)))
     out = tmp_path / "out"
     options = ["--chat-template", "--system-prompt", "Be brief.", "--temperature", "0.5"]
     options += ["--chat-template-kwargs", '{"enable_thinking": false}']
@@ -160,13 +159,21 @@ def test_a_server_gets_messages_through_its_chat_endpoint(server, monkeypatch, t
 def test_reasoning_that_a_server_gives_apart_is_not_graded(message, text, server):
     handler, url = server
     handler.message = message
-    options = EngineOptions(
-        "openai", served_model("served"), 0, "auto", cpu=False, base_url=url, chat=True
-    )
-    engine = start_one(options)
+    engine = ServerEngine(url, "served", "served", chat=True)
     try:
-        engine.add([Request("k", "p", (), 0.0, 1.0, 5, 0)])
-        (done,) = engine.step()
+        done = asyncio.run(engine.generate(Sample(BENCHMARK, QUESTION, 0, (), 5, 0)))
     finally:
         engine.close()
-    assert (done.text, done.tokens) == (text, 3)
+    assert (done.response, done.tokens) == (text, 3)
+
+
+def test_template_arguments_without_a_template_are_refused(puzzle_folder, tmp_path, capsys):
+    model = shutil.copytree(TINY, tmp_path / "model")
+    template = model / "chat_template.jinja"
+    template.write_text(template.read_text() + "{% if enable_thinking %}{% endif %}")
+    given = ["--suite", "kk", "--data-dir", str(puzzle_folder), "--model", str(model)]
+    given += ["--limit", "1", "--chat-template-kwargs", '{"enable_thinking": true}']
+    assert main([*given, "--out", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: --chat-template-kwargs: needs --chat-template")
+    assert not (tmp_path / "out").exists()

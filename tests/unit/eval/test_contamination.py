@@ -18,7 +18,7 @@ from sg_rlhf.tasks.kk.puzzle import generate
 from sg_rlhf.tasks.math.prompt import prompt_of
 from sg_rlhf.tasks.overlap import LEVELS
 from sg_rlhf.tasks.questions import EvalError, Question
-from sg_rlhf.tasks.suite import LoadedBenchmark, Suite
+from sg_rlhf.tasks.suite import Suite
 from tests.unit.tasks.math.fixtures import write_jsonl
 
 LONG = "A very long problem of exactly twenty words in all that asks for the sum of some numbers "
@@ -28,7 +28,7 @@ MATH, KK, QA = (SUITES[name] for name in ("math", "kk", "qa"))
 
 def loaded(suite, name, questions):
     (benchmark,) = suite.select([name])
-    return [LoadedBenchmark(benchmark, questions, [])]
+    return [replace(benchmark, questions=questions)]
 
 
 def mathematics():
@@ -144,7 +144,7 @@ def test_questions_and_prompts_of_other_suites_are_compared(tmp_path):
 def test_the_report_says_it_at_each_score(trained):
     model, config, data = trained
     asked = mathematics()
-    benchmark = replace(asked[0].benchmark, size=3)
+    benchmark = replace(asked[0], size=3)
     rows = [
         {
             "benchmark": "aime", "id": question.id, "group": "", "sample": sample,
@@ -164,21 +164,21 @@ def test_the_report_says_it_at_each_score(trained):
     }  # fmt: skip
     begun = {"date": "2026-01-02", "versions": {}, "commit": None}
     seen = find_training_overlap(MATH, asked, model, None)
-    found = results.build(MATH, [benchmark], request, rows, begun, {}, seen)
+    found, _ = results.build(MATH, [benchmark], request, rows, begun, {}, seen)
     found = json.loads(json.dumps(found))
     described = found["benchmarks"]["aime"]
     assert described["contamination"]["verdict"] == "reported"
     assert described["train_overlap"]["scores_without"]["avg@16"]["value"] == 0.0
     assert described["scores"]["avg@16"]["value"] == pytest.approx(2 / 3)
-    text = tables.markdown(found, MATH)
+    text = tables.markdown(found, [], MATH)
     assert "| 2 trained on |" in text
     assert "aime: reported for Qwen2.5: signs of it in Qwen2.5: Qwen2.5-7B 13.33 %, " in text
     assert "arXiv 2507.10532" in text and "Llama" not in text
     assert f"Training data, by {config}: {data} (3 rows)." in text
     line = "aime: 1 of 3 questions are in it, 1 more share half or more of their runs of 13 words"
     assert line in text and "avg@16 without them 0.000" in text
-    unknown = results.build(MATH, [benchmark], request, rows, begun)
-    text = tables.markdown(unknown, MATH)
+    unknown, _ = results.build(MATH, [benchmark], request, rows, begun)
+    text = tables.markdown(unknown, [], MATH)
     assert "| model unknown |" in text and "Training data: not known" in text
     assert "Llama3.1-8B 0 %" in text
     short = tables.exposure_lines(unknown, short=True)[0]

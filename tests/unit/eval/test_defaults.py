@@ -82,7 +82,7 @@ def test_in_an_empty_folder_one_line_names_all_that_is_missing(
     said, error = evaluate(folder, "--suite", suite, *options, status=2)
     assert not said and error.count("\n") == 1
     assert error.startswith(f"error: --suite {suite}: missing: (1) a model: no finished run of ")
-    assert f"sg_rlhf.run {DOMAINS[suite]}`" in error
+    assert f"sg-rlhf run {DOMAINS[suite]}`" in error
     assert "; (2) questions: " in error and "--data-dir" in error
     assert not list(folder.iterdir())
 
@@ -136,11 +136,10 @@ def test_search_as_typed_after_a_run(evaluate, folder: Path) -> None:
         search = {"search": {"url": retriever.url}}
         finished(folder / "runs" / "mine", "search", sg=search)
         said, _ = evaluate(folder, "--suite", "qa", status=0)
-    assert said[:2] == [
-        "--data-dir data/qa, which exists",
-        f"--retriever {retriever.url}, which answers",
-    ]
-    assert said[2].startswith("--model runs/mine/checkpoints/final, the newest finished run of ")
+    assert "--data-dir data/qa, which exists" in said
+    assert f"--retriever {retriever.url}, which answers" in said
+    chosen = "--model runs/mine/checkpoints/final, the newest finished run of "
+    assert any(line.startswith(chosen) for line in said)
     assert list(folder.glob("out/qa_*/results.json"))
 
 
@@ -162,9 +161,9 @@ def test_resuming_without_a_folder_is_refused(capsys) -> None:
     assert "--resume needs --out DIR" in capsys.readouterr().err
 
 
-def test_a_model_may_be_a_module(capsys, tmp_path) -> None:
+def test_a_model_may_be_a_module(capsys, tmp_path, puzzle_folder) -> None:
     shipped = find_model("module:sg_rlhf.tiny.kk_tiny", None)
     assert shipped.fingerprint == find_model(str(TINY / "kk_tiny"), None).fingerprint
     command = ["--suite", "kk", "--model", "module:no.such", "--out", str(tmp_path / "out")]
-    assert main(command) == 2
+    assert main([*command, "--data-dir", str(puzzle_folder)]) == 2
     assert "--model module:no.such: no such module is installed" in capsys.readouterr().err

@@ -1,23 +1,22 @@
-"""The engines of evaluations: their environment, replicas, and servers."""
+"""The engines of evaluations: their environment, and servers."""
 
 from __future__ import annotations
 
-import heapq
+import asyncio
 import json
 import os
-import random
 from collections.abc import Iterator
 from importlib import metadata
 
 import pytest
 
-from sg_rlhf.eval.engines import openai
-from sg_rlhf.eval.engines.base import EngineOptions, Request
-from sg_rlhf.eval.engines.openai import Server
-from sg_rlhf.eval.engines.replicas import MAX_IN_FLIGHT, Shares, _Worker, hub_variables
-from sg_rlhf.eval.engines.start import set_environment, start_one
-from sg_rlhf.eval.model import cpu_only, served_model
-from sg_rlhf.tasks.questions import EvalError
+from sg_rlhf.eval.engines import server
+from sg_rlhf.eval.engines.base import Sample
+from sg_rlhf.eval.engines.server import ServerEngine
+from sg_rlhf.eval.engines.vllm import set_environment
+from sg_rlhf.eval.model import cpu_only
+from sg_rlhf.eval.suites import SUITES
+from sg_rlhf.tasks.questions import EvalError, Question
 from tests.http_server import Handler, serving
 
 # -- What an engine's process finds in its environment before its library is imported ------------
@@ -35,19 +34,16 @@ def empty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("empty")
-@pytest.mark.parametrize(
-    ("engine", "cpu", "expected"),
-    [("vllm", False, "0"), ("vllm", True, None), ("openai", False, None)],
-)
+@pytest.mark.parametrize(("cpu", "expected"), [(False, "0"), (True, None)])
 def test_flashinfers_sampler_is_off_on_cuda(
-    monkeypatch: pytest.MonkeyPatch, engine: str, cpu: bool, expected: str | None
+    monkeypatch: pytest.MonkeyPatch, cpu: bool, expected: str | None
 ) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(os, "environ", {**os.environ})
-        set_environment(engine, cpu, replicas=1)  # type: ignore[arg-type]
+        set_environment(cpu)
         assert os.environ.get("VLLM_USE_FLASHINFER_SAMPLER") == expected
         os.environ["VLLM_USE_FLASHINFER_SAMPLER"] = "1"
-        set_environment(engine, cpu, replicas=1)  # type: ignore[arg-type]
+        set_environment(cpu)
         assert os.environ["VLLM_USE_FLASHINFER_SAMPLER"] == "1"
 
 
@@ -64,93 +60,6 @@ def test_torch_is_asked_for_gpus_without_initialising_cuda(monkeypatch: pytest.M
     assert cpu_only()
     assert asked == [True]
     monkeypatch.delenv("PYTORCH_NVML_BASED_CUDA_CHECK")
-
-
-# -- Which engine of several gets which request: all are answered, and no engine waits for nothing
-
-
-def request(key: str) -> Request:
-    return Request(key, "", (), 0.0, 1.0, 1, 0)
-
-
-class World:
-    """Engines that answer some of their requests per call, in the order that chance gives."""
-
-    def __init__(self, engines: int, rng: random.Random) -> None:
-        self.shares, self.rng = Shares(engines), rng
-        self.open: list[list[Request]] = [[] for _ in range(engines)]
-        self.running: set[int] = set()
-
-    def add(self, requests: list[Request]) -> None:
-        self.shares.add(requests)
-        for engine in set(range(len(self.open))) - self.running:
-            self.feed(engine)
-
-    def feed(self, engine: int) -> None:
-        self.open[engine] += self.shares.take(engine)
-        assert self.shares.held[engine] == len(self.open[engine]) <= MAX_IN_FLIGHT
-        if self.open[engine]:
-            self.running.add(engine)
-
-    def step(self) -> list[Request]:
-        assert self.running, "requests are open and no engine works"
-        engine = self.rng.choice(sorted(self.running))
-        self.running.remove(engine)
-        held = self.open[engine]
-        count = self.rng.randint(1, max(1, len(held) // 3))
-        done, self.open[engine] = held[:count], held[count:]
-        self.shares.finished(engine, count)
-        self.feed(engine)
-        return done
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_every_turn_of_dialogues_is_answered(seed: int) -> None:
-    """Turns come a few at a time: what an engine may hold falls while it holds more."""
-    rng = random.Random(seed)
-    world = World(4, rng)
-    turns = {f"d{i}": rng.randint(1, 5) for i in range(1500)}
-    world.add([request(key) for key in turns])
-    running, now, later = len(turns), 0, []
-    while running or later:
-        due = []
-        while later and (later[0][0] <= now or not (running or due)):
-            due.append(request(heapq.heappop(later)[1]))
-        if due:
-            world.add(due)
-        done = world.step()
-        running += len(due) - len(done)
-        now += 1
-        for answered in done:
-            turns[answered.key] -= 1
-            if turns[answered.key]:
-                heapq.heappush(later, (now + rng.randint(1, 6), answered.key))
-    assert set(turns.values()) == {0}
-
-
-def test_requests_given_at_once_are_shared_and_some_are_kept_for_whoever_is_first() -> None:
-    world = World(4, random.Random(0))
-    world.add([request(str(i)) for i in range(600)])
-    assert [len(held) for held in world.open] == [100] * 4
-    answered = 0
-    while answered < 600:
-        answered += len(world.step())
-    assert world.shares.held == [0] * 4
-
-
-def test_an_engine_in_another_process_finds_the_hubs_variables(monkeypatch) -> None:
-    """On a machine that joined a cluster they are not in the environment."""
-    wanted = {"HF_HOME": "/disk/hub", "HF_TOKEN": "t", "HF_HUB_OFFLINE": "1"}
-    for name, value in wanted.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("OTHER", "x")
-    given = hub_variables()
-    assert given.items() >= wanted.items() and "OTHER" not in given
-    found: dict[str, str] = {}
-    with monkeypatch.context() as there:
-        there.setattr(os, "environ", {})
-        _Worker(None, lambda _: found.update(os.environ), given)
-    assert found == given
 
 
 # -- A server whose answers are no completions: one line that shows what came --------------------
@@ -178,7 +87,10 @@ class Here:
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Here, str]]:
-    monkeypatch.setattr(openai.time, "sleep", lambda _seconds: None)
+    async def at_once(_seconds: float) -> None:
+        pass
+
+    monkeypatch.setattr(server.asyncio, "sleep", at_once)
     state = Here()
 
     class Completions(Handler):
@@ -194,12 +106,10 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Here, str]]:
 
 
 def complete(url: str) -> str:
-    options = EngineOptions("openai", served_model("served"), 0, "auto", cpu=False, base_url=url)
-    engine = start_one(options)
+    engine = ServerEngine(url, "served", "served")
+    sample = Sample(SUITES["kk"].benchmarks[0], Question("k", "p", "g"), 0, (), 5, 0)
     try:
-        engine.add([Request("k", "p", (), 0.0, 1.0, 5, 0)])
-        (done,) = engine.step()
-        return done.text
+        return asyncio.run(engine.generate(sample)).response
     finally:
         engine.close()
 
@@ -224,7 +134,7 @@ def test_a_list_of_models_that_is_none_is_named(models: bytes, here: tuple[Here,
     state, url = here
     state.models = models
     with pytest.raises(EvalError, match="no OpenAI-compatible server there"):
-        Server(url, "served", "served")
+        ServerEngine(url, "served", "served")
 
 
 # -- Proxies: as the environment says, but never for this machine itself -------------------------
@@ -262,7 +172,7 @@ def test_another_server_is_asked_through_the_proxy(monkeypatch: pytest.MonkeyPat
 
     with serving(Proxy) as url:
         monkeypatch.setenv("HTTP_PROXY", url)
-        assert Server("http://server.invalid/v1", "served", "served").served == "served"
+        assert ServerEngine("http://server.invalid/v1", "served", "served").served == "served"
     assert asked == ["http://server.invalid/v1/models"]
 
 
@@ -276,5 +186,5 @@ def test_a_proxy_that_cannot_be_used_is_one_line(
 ) -> None:
     monkeypatch.setenv("ALL_PROXY", proxy)
     with pytest.raises(EvalError, match=words) as raised:
-        Server("http://server.invalid/v1", "served", "served")
+        ServerEngine("http://server.invalid/v1", "served", "served")
     assert "\n" not in str(raised.value)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import functools
 import traceback
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
 
-from sg_rlhf.eval.generation import multi_turn, requests
+from sg_rlhf.eval.answer import answer, samples_of
 from sg_rlhf.eval.store import Store
 from sg_rlhf.eval.suites import SUITES
 from sg_rlhf.tasks import chat
@@ -23,16 +23,18 @@ from sg_rlhf.tasks.kk.prompt import SYSTEM, build_prompt
 from sg_rlhf.tasks.kk.suite import SUITE
 from sg_rlhf.tasks.questions import EvalError, Question
 from sg_rlhf.tasks.rollout import Environment, Episode, EpisodeAborted
-from sg_rlhf.tasks.suite import EvalPlan, LoadedBenchmark
+from sg_rlhf.tasks.suite import Benchmark, Setup
 from tests.unit.families import FAMILIES
 
 # -- Knights & Knaves are asked in the form of the model that answers, and end with its turn -----
 
 
-def prepared(folder: Path, tokenizer: Any, *only: str) -> EvalPlan:
-    args = argparse.Namespace(data_dir=folder, limit=7, seed=0)
+def prepared(folder: Path, tokenizer: Any, *only: str) -> list[Benchmark]:
     with ExitStack() as resources:
-        return SUITE.prepare(SUITE.select(only), args, lambda: tokenizer, resources)
+        load = None if tokenizer is None else lambda: tokenizer
+        setup = Setup(SUITE.select(only), {}, resources, folder, limit=7, tokenizer=load)
+        # The way of loading is another function each time.
+        return [replace(b, load=SUITE.benchmarks[0].load) for b in SUITE.prepare(setup).benchmarks]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -40,23 +42,20 @@ def test_prompts_are_in_the_models_form_with_one_bos(
     puzzle_folder: Path, tmp_path: Path, name: str
 ) -> None:
     tokenizer = AutoTokenizer.from_pretrained(FAMILIES[name].write(tmp_path))
-    loaded = prepared(puzzle_folder, tokenizer).loaded
-    tasks = requests.prepare_benchmarks(
-        loaded, lambda prompts: chat.encode(prompts, tokenizer), None
-    )
+    loaded = prepared(puzzle_folder, tokenizer)
     turn_end = tokenizer.convert_tokens_to_ids(FAMILIES[name].turn_end)
-    for task in tasks:
-        raw = task.benchmark.family == "official"
-        for question in task.questions:
+    for benchmark in loaded:
+        raw = benchmark.family == "official"
+        for question in benchmark.questions:
             assert raw or (
                 SYSTEM.strip() in question.prompt and question.prompt.endswith("<think>")
             )
             assert chat.supports(question.prompt, tokenizer)
-        for ids in task.prompt_ids:
-            assert ids.count(tokenizer.bos_token_id) == (FAMILIES[name].bos is not None)
-    for sample in requests.pending_samples(tasks, 0, known_ids=True, tokenizer=tokenizer):
-        raw = sample.task.benchmark.family == "official"
-        assert sample.request.stop_ids == (() if raw else (turn_end,))
+    for sample in samples_of(loaded, lambda p: chat.encode(p, tokenizer), None, 0, tokenizer):
+        bos = sample.prompt_ids.count(tokenizer.bos_token_id)
+        assert bos == (FAMILIES[name].bos is not None)
+        raw = sample.benchmark.family == "official"
+        assert sample.stop_ids == (() if raw else (turn_end,))
 
 
 def test_a_model_that_knows_chatml_gets_the_papers_prompt_whatever_its_template(
@@ -64,8 +63,8 @@ def test_a_model_that_knows_chatml_gets_the_papers_prompt_whatever_its_template(
 ) -> None:
     tokenizer = AutoTokenizer.from_pretrained(FAMILIES["qwen2.5-base"].write(tmp_path))
     tokenizer.chat_template = None
-    by_server = prepared(puzzle_folder, None, "paper").loaded
-    assert prepared(puzzle_folder, tokenizer, "paper").loaded == by_server
+    by_server = prepared(puzzle_folder, None, "paper")
+    assert prepared(puzzle_folder, tokenizer, "paper") == by_server
     start = build_prompt("").partition("<|im_end|>")[0]
     assert all(q.prompt.startswith(start) for q in by_server[0].questions)
 
@@ -75,7 +74,7 @@ def test_a_model_without_any_chat_form_is_refused_but_for_the_plain_harness(
 ) -> None:
     tokenizer = AutoTokenizer.from_pretrained(FAMILIES["mistral-v0.3"].write(tmp_path))
     tokenizer.chat_template = None
-    assert prepared(puzzle_folder, tokenizer, "official").loaded
+    assert prepared(puzzle_folder, tokenizer, "official")
     with pytest.raises(EvalError, match="neither ChatML nor a chat template; --only official"):
         prepared(puzzle_folder, tokenizer, "paper")
 
@@ -110,15 +109,13 @@ class Ended:
 def run(out: Path, count: int, failing: set[int], error: Exception) -> int:
     """How many dialogues were stored."""
     questions = [Question(str(n), str(n), ["g"]) for n in range(count)]
-    tasks = requests.prepare_benchmarks(
-        [LoadedBenchmark(BENCHMARK, questions, [])], lambda ps: [[1]] * len(ps), 1
-    )
-    samples = requests.pending_samples(tasks, 0, known_ids=True)
+    benchmark = replace(BENCHMARK, questions=questions)
+    samples = samples_of([benchmark], lambda ps: [[1]] * len(ps), 1, 0)
     with Store(out) as store:
         try:
             made = functools.partial(Failing, failing, error)
             codec = CharacterCodec()
-            asyncio.run(multi_turn.run_dialogues(samples, None, store, 0, made, codec, in_flight=4))
+            asyncio.run(answer(samples, None, store, 0, made, codec))
         finally:
             path = out / "samples.jsonl"
             stored = path.read_text().count("\n") if path.exists() else 0

@@ -15,14 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sg_rlhf.eval.generation import requests
-from sg_rlhf.eval.generation.sampling import SamplingOptions
+from sg_rlhf.eval.answer import describe, samples_of
 from sg_rlhf.eval.run import main
+from sg_rlhf.eval.sampling import SamplingOptions
 from sg_rlhf.eval.scores import metrics, results
 from sg_rlhf.eval.store import Store
 from sg_rlhf.eval.suites import SUITES
 from sg_rlhf.tasks.questions import Question
-from sg_rlhf.tasks.suite import LoadedBenchmark
 
 # -- Scores: pass@k against enumeration, intervals against theory, rates against counts ----------
 
@@ -196,13 +195,13 @@ def finished(out, suite, only, right, *, n=None, model="m", samples=None, **chan
         questions = [
             Question(f"{name}-{i}", f"P{i}", ["1"], groups[i % len(groups)]) for i in range(count)
         ]
-        loaded.append(LoadedBenchmark(benchmark, questions, []))
-    tasks = requests.prepare_benchmarks(loaded, lambda prompts: [[1] for _ in prompts], 9000)
+        loaded.append(replace(benchmark, questions=questions))
+    asked = samples_of(loaded, lambda prompts: [[1] for _ in prompts], 9000, 0)
     request = {
         "suite": suite.name,
         "model": {"name": model, "revision": None, "fingerprint": model * 64},
         "engine": "vllm", "dtype": "float32", "context": 9000, "seed": 0, "limit": None,
-        "benchmarks": {task.benchmark.name: task.describe() for task in tasks},
+        "benchmarks": {each.name: describe(each, asked) for each in loaded},
     } | changes  # fmt: skip
     rows = [
         {
@@ -211,15 +210,14 @@ def finished(out, suite, only, right, *, n=None, model="m", samples=None, **chan
             "extracted": "1", "correct": bool(right(*sample.key)), "reason": "correct",
             "finish_reason": "stop", "tokens": 3,
         }
-        for sample in requests.pending_samples(tasks, 0, known_ids=True)
+        for sample in asked
     ]  # fmt: skip
     begun = {"date": "2026-01-02", "commit": "c", "versions": {}}
     with Store(out) as store:
         store.write_request(request, begun)
         store.append(rows[:samples])
         if samples is None:
-            benchmarks = [task.benchmark for task in tasks]
-            found = results.build(suite, benchmarks, request, rows, begun)
+            found, _ = results.build(suite, loaded, request, rows, begun)
             (out / "results.json").write_text(json.dumps(found))
     return out
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from sg_rlhf.eval import run as evaluation
-from sg_rlhf.eval.engines.base import Completion, Request
+from sg_rlhf.eval.engines import vllm
+from sg_rlhf.eval.engines.base import Sample
 from sg_rlhf.eval.run import main
 from sg_rlhf.eval.suites import SUITES
 from sg_rlhf.tasks.arithmetic.data import Sum
@@ -190,14 +191,15 @@ class Adds:
     """An engine that adds the numbers of the last question."""
 
     asked: list[str]
+    in_flight = 1
 
-    def add(self, requests: list[Request]) -> None:
-        self.left = [*requests]
-        Adds.asked += [request.prompt for request in requests]
+    def __init__(self, *_given: Any) -> None:
+        pass
 
-    def step(self) -> list[Completion]:
-        done, self.left = self.left, []
-        return [Completion(r.key, str(sum_of(r.prompt)), "stop", 2) for r in done]
+    async def generate(self, sample: Sample) -> Sample:
+        prompt = sample.question.prompt
+        Adds.asked.append(prompt)
+        return replace(sample, response=str(sum_of(prompt)), finish_reason="stop", tokens=2)
 
     def close(self) -> None:
         pass
@@ -211,8 +213,8 @@ def sum_of(prompt: str) -> int:
 @pytest.fixture
 def adds(monkeypatch: pytest.MonkeyPatch) -> None:
     Adds.asked = []
-    monkeypatch.setattr(evaluation, "start", lambda options: Adds())
-    monkeypatch.setattr(evaluation, "set_environment", lambda *given: None)
+    monkeypatch.setattr(vllm, "VllmEngine", Adds)
+    monkeypatch.setattr(vllm, "set_environment", lambda *given: None)
 
 
 CHAT = [

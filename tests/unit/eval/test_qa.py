@@ -1,6 +1,5 @@
 """Search questions: files and sizes, prompts, the command's mistakes, scores and tables."""
 
-import argparse
 import json
 from pathlib import Path
 
@@ -91,8 +90,8 @@ def test_a_limit_draws_by_seed_and_a_larger_one_keeps_the_smaller(tmp_path):
     write(tmp_path / "bamboogle.jsonl", 100)
 
     def ids(limit, seed):
-        ((_, questions, _),) = load_questions(SUITE.select(["bamboogle"]), tmp_path, limit, seed)
-        return [question.id for question in questions]
+        (loaded,) = load_questions(SUITE.select(["bamboogle"]), tmp_path, limit, seed)
+        return [question.id for question in loaded.questions]
 
     everything = ids(None, 0)
     assert everything == ids(100, 5) == ids(1000, 0)
@@ -141,7 +140,7 @@ def test_an_address_may_leave_the_path_out(given, posted):
 
 
 def arguments(**given):
-    return argparse.Namespace(**{"search": None, "no_search": False, **given})
+    return {"search": None, "no_search": False, **given}
 
 
 def test_dialogue_settings_are_the_trainers_and_can_be_changed():
@@ -177,7 +176,7 @@ MISTAKES = {
     ),
     "server": (
         ["--data-dir", "{data}", "--no-search", "--engine", "openai", "--base-url", "http://x/v1"],
-        "--engine openai: dialogues need the tokens",
+        "--base-url http://x/v1: no OpenAI-compatible server there",
     ),
     "no file": (["--data-dir", "{empty}", "--no-search"], "no file of nq, triviaqa"),
     "another suite": (["--suite", "kk", "--no-search"], "--no-search: only with --suite qa"),
@@ -237,40 +236,40 @@ def our_row(text):
 
 
 def test_a_whole_run_has_groups_and_the_papers_average():
-    found = report([], 40)
+    found, extra = report([], 40)
     assert found["groups"]["General"]["value"] == 0.5
     assert found["groups"]["Multi-hop"]["n_questions"] == 160
     assert found["average"]["value"] == 0.5
-    assert our_row(tables.markdown(found, SUITE))[-1] == "**50.00**"
+    assert our_row(tables.markdown(found, extra, SUITE))[-1] == "**50.00**"
 
 
 def test_groups_and_average_need_all_their_sets():
-    found = report(["general", "bamboogle"], 40)
+    found, extra = report(["general", "bamboogle"], 40)
     assert found["groups"]["General"] is not None and found["groups"]["Multi-hop"] is None
     assert found["average"] is None
-    text = tables.markdown(found, SUITE)
+    text = tables.markdown(found, extra, SUITE)
     assert our_row(text)[3:6] == ["–"] * 3 and our_row(text)[-1] == "–"
     assert "| General | 0.500" in text and "Multi-hop" not in text
 
 
 def test_a_sample_is_called_one_and_a_whole_set_is_not():
-    text = tables.markdown(report(["2wikimultihopqa"], 500), SUITE)
+    text = tables.markdown(*report(["2wikimultihopqa"], 500), SUITE)
     assert "**Limited run, not comparable with the paper:**" in text
     assert our_row(text)[4] == "**50.00** (500 of 12,576)"
-    whole = tables.markdown(report(["bamboogle"]), SUITE)
+    whole = tables.markdown(*report(["bamboogle"]), SUITE)
     assert "Limited" not in whole and our_row(whole)[6] == "**49.60**"
 
 
 def test_search_statistics():
-    found = report(["nq"], 4)["benchmarks"]["nq"]["search"]
+    found = report(["nq"], 4)[0]["benchmarks"]["nq"]["search"]
     assert found["searches_per_question"] == 0.5 and found["seconds_per_search"] == 1.0
     assert found["gold_retrieved_rate"] == 0.25 and found["f1"] == 0.25
     assert found["retrieval_failures"] == 3
-    assert "| nq | 0.50 |" in tables.markdown(report(["nq"], 4), SUITE)
+    assert "| nq | 0.50 |" in tables.markdown(*report(["nq"], 4), SUITE)
 
 
 def test_the_papers_rows_are_there_and_marked():
-    text = tables.markdown(report(["nq"], 4), SUITE)
+    text = tables.markdown(*report(["nq"], 4), SUITE)
     assert text.count("*paper*, Table 2 |") == len(QA) == 6
     row = "41.80 | 52.30 | 39.10 | 24.50 | 20.30 | 5.00 | 8.00 | 27.29"
     assert f"| Qwen2.5-3B + GRPO-SG | *paper*, Table 2 | {row} |" in text

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sg_rlhf.data_io.pinned_download import Origin
-from sg_rlhf.eval.generation import requests
+from sg_rlhf.eval.answer import describe, samples_of
 from sg_rlhf.eval.run import main
 from sg_rlhf.eval.store import Store
 from sg_rlhf.eval.suites import SUITES
@@ -19,9 +19,9 @@ from sg_rlhf.tasks.grade import Grade
 from sg_rlhf.tasks.math import reference_graders
 from sg_rlhf.tasks.math.grading import grade_many
 from sg_rlhf.tasks.math.reference_graders import GRADERS
-from sg_rlhf.tasks.math.suite import MathSuite
+from sg_rlhf.tasks.math.suite import OPTIONS, prepare
 from sg_rlhf.tasks.questions import Question, generated_source
-from sg_rlhf.tasks.suite import Benchmark, LoadedBenchmark, Sampling
+from sg_rlhf.tasks.suite import Benchmark, Sampling, Suite
 from tests.http_server import Handler, serving
 
 # -- `--rescore DIR`: stored responses graded again, with no model and no questions --------------
@@ -38,23 +38,22 @@ def finished(out: Path, n: int = 1, name: str = "aime25", left_out: int = 0) -> 
     (benchmark,) = SUITES["math"].select([name])
     benchmark = replace(benchmark, settings=replace(benchmark.settings, n=n))
     questions = [Question(key, f"Problem {key}", GOLDS[key]) for key in RESPONSES]
-    tasks = requests.prepare_benchmarks(
-        [LoadedBenchmark(benchmark, questions, [])], lambda p: [[1]] * len(p), 9000
-    )
+    benchmark = replace(benchmark, questions=questions)
+    samples = samples_of([benchmark], lambda p: [[1]] * len(p), 9000, 0)
     request = {
         "suite": "math",
         "model": {"name": "Qwen/Qwen2.5-7B", "revision": None, "fingerprint": "f" * 64},
         "engine": "vllm", "dtype": "float32", "context": 9000, "seed": 0, "limit": 3,
         "graders": {"qwen": "old"},
-        "benchmarks": {name: tasks[0].describe()},
+        "benchmarks": {name: describe(benchmark, samples)},
     }  # fmt: skip
     begun = {"date": "2026-01-02T03:04:05Z", "versions": {}, "commit": "a" * 40}
-    samples = requests.pending_samples(tasks, 0, known_ids=True)
     with Store(out) as store:
         store.write_request(request, begun)
         store.append(
-            sample.row(
-                RESPONSES[sample.question.id], "stop", 5,
+            replace(
+                sample, response=RESPONSES[sample.question.id], finish_reason="stop", tokens=5
+            ).row(
                 Grade(0.0, BEFORE[sample.question.id], "old", others={"qwen": True}),
             )
             for sample in samples[left_out:]
@@ -223,7 +222,11 @@ def run(monkeypatch, serve, tmp_path):
     benchmark = Benchmark(
         "four", "four", "Four", len(ANSWERS), settings, questions, grade_many, "ours"
     )
-    monkeypatch.setitem(SUITES, "math", MathSuite("math", "Four questions", (benchmark,)))
+    monkeypatch.setitem(
+        SUITES,
+        "math",
+        Suite("math", "Four questions", (benchmark,), options=OPTIONS, prepare=prepare),
+    )
     server = ["--engine", "openai", "--base-url", f"{serve(Completions)}/v1"]
     out = tmp_path / "out"
 

@@ -85,7 +85,7 @@ def test_a_mistake_is_one_line(arguments, message, tmp_path, puzzle_folder, caps
     assert sorted(os.listdir(puzzle_folder)) == before
 
 
-@pytest.mark.parametrize("flag", ["--limit", "--replicas", "--tensor-parallel"])
+@pytest.mark.parametrize("flag", ["--limit", "--tensor-parallel"])
 @pytest.mark.parametrize("value", ["0", "-1", "x"])
 def test_counts_are_positive(flag, value, capsys):
     with pytest.raises(SystemExit) as stop:

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
+from sg_rlhf.eval.answer import describe, samples_of
 from sg_rlhf.eval.command_line import check, parse_arguments
-from sg_rlhf.eval.generation import requests
-from sg_rlhf.eval.generation.sampling import SamplingOptions
 from sg_rlhf.eval.run import main
+from sg_rlhf.eval.sampling import SamplingOptions
 from sg_rlhf.eval.scores import results
 from sg_rlhf.eval.scores.metrics import pass_at_k
 from sg_rlhf.eval.suites import SUITES
 from sg_rlhf.tasks.kk.data import read_puzzles
 from sg_rlhf.tasks.kk.prompt import build_prompt
 from sg_rlhf.tasks.questions import EvalError, Question, first_per_group, questions_hash
-from sg_rlhf.tasks.suite import Benchmark, LoadedBenchmark, Sampling
+from sg_rlhf.tasks.suite import Benchmark, Sampling
 
 # -- The suites as published, their data, and their twins for lm-evaluation-harness --------------
 
@@ -179,38 +180,33 @@ def test_a_limit_takes_from_every_group():
 def test_responses_are_cut_to_what_the_context_leaves():
     benchmark = BENCHMARKS["aime"]
     questions = [Question(str(n), "x" * n, ["1"]) for n in (10, 500, 999, 1000, 2000)]
-    tasks = requests.prepare_benchmarks(
-        [LoadedBenchmark(benchmark, questions, [])], lambda ps: [[7] * len(p) for p in ps], 1000
-    )
-    assert tasks[0].max_tokens == [990, 500, 1, 0, 0]
-    assert tasks[0].describe()["context_cuts"] == {
+    benchmark = replace(benchmark, questions=questions)
+    cut = samples_of([benchmark], lambda ps: [[7] * len(p) for p in ps], 1000, 0)
+    limits = {s.question.id: s.max_tokens for s in cut}
+    assert limits == {"10": 990, "500": 500, "999": 1, "1000": 0, "2000": 0}
+    assert describe(benchmark, cut)["context_cuts"] == {
         "questions": 5,
         "shortest_max_tokens": 0,
         "prompts_too_long": 2,
     }
-    free = requests.prepare_benchmarks(
-        [LoadedBenchmark(benchmark, questions, [])], lambda ps: [[7] * len(p) for p in ps], 9000
-    )
-    assert set(free[0].max_tokens) == {4096}
-    assert requests.context_needed(free) == 2000 + 4096
+    free = samples_of([benchmark], lambda ps: [[7] * len(p) for p in ps], 9000, 0)
+    assert {s.max_tokens for s in free} == {4096}
 
 
 def test_samples_are_complete_longest_first_and_each_has_its_own_seed():
     questions = [Question(str(n), "x" * n, ["1"]) for n in (10, 30, 20)]
-    tasks = requests.prepare_benchmarks(
-        [LoadedBenchmark(BENCHMARKS["aime"], questions, [])],
-        lambda ps: [[7] * len(p) for p in ps],
-        None,
-    )
-    samples = requests.pending_samples(tasks, seed=0, known_ids=True)
+    benchmark = replace(BENCHMARKS["aime"], questions=questions)
+
+    def drawn(seed):
+        return samples_of([benchmark], lambda ps: [[7] * len(p) for p in ps], None, seed)
+
+    samples = drawn(0)
     assert [s.question.id for s in samples] == ["30"] * 16 + ["20"] * 16 + ["10"] * 16
     assert len({s.key for s in samples}) == 48
-    assert len({s.request.seed for s in samples}) == 48
-    assert all(0 <= s.request.seed < 2**31 for s in samples)
-    again = requests.pending_samples(tasks, seed=0, known_ids=True)
-    assert [s.request for s in again] == [s.request for s in samples]
-    other = requests.pending_samples(tasks, seed=1, known_ids=True)
-    assert not {s.request.seed for s in other} & {s.request.seed for s in samples}
+    assert len({s.seed for s in samples}) == 48
+    assert all(0 <= s.seed < 2**31 for s in samples)
+    assert drawn(0) == samples
+    assert not {s.seed for s in drawn(1)} & {s.seed for s in samples}
 
 
 # -- Sampling options: which benchmarks they change, and which combinations are refused ----------
@@ -333,23 +329,14 @@ def test_temperature_0_has_one_response_and_no_pass_at_k():
         (["--only", "aime", "--top-p", "1.5"], "--top-p 1.5: expected a number above 0"),
         (["--only", "aime", "--temperature", "0", "--samples", "4"], "--samples 4: aime: greedy"),
         (["--system-prompt", "S"], "--system-prompt: needs --chat-template"),
-        (["--chat-template-kwargs", '{"a": 1}'], "--chat-template-kwargs: needs --chat-template"),
         (
             ["--chat-template", "--chat-template-kwargs", '{"tokenize": true}'],
             "--chat-template-kwargs: tokenize is set by the command",
         ),
-        (
-            ["--suite", "qa", "--prompt", "raw", "--chat-template-kwargs", '{"a": 1}'],
-            "--chat-template-kwargs: needs --chat-template",
-        ),
         (["--list", "--temperature", "1"], "--temperature: has no effect on --list"),
         (["--compare", "a", "b", "--max-tokens", "1"], "--max-tokens: says nothing about two"),
         (["--suite", "qa", "--chat-template"], "--chat-template: only for raw prompts"),
-        (["--suite", "qa", "--max-tokens", "5"], "--max-tokens 5: a dialogue has limits"),
-        (
-            ["--engine", "openai", "--base-url", "http://x/v1", "--replicas", "2"],
-            "--replicas 2: only with --engine vllm",
-        ),
+        (["--suite", "qa", "--max-tokens", "5"], "--max-tokens: a dialogue has limits"),
     ],
 )
 def test_an_option_without_effect_is_one_line(options, message, capsys):

@@ -70,7 +70,7 @@ def report(suite_name: str, only: list[str], n_questions: int | None = None) -> 
         "limit": n_questions,
         "benchmarks": described,
     }
-    return results.build(suite, benchmarks, request, rows, ENVIRONMENT)
+    return results.build(suite, benchmarks, request, rows, ENVIRONMENT)[0]
 
 
 def our_rows(text: str) -> list[list[str]]:
@@ -83,7 +83,7 @@ def test_a_whole_mathematics_run_has_the_papers_average():
     # odd sizes: half of 675 is 338 right
     expected = [338 / 675, 0.5, 0.5, 42 / 83 * 15 / 16, 15 / 30, 15 / 30 * 15 / 16]
     cells = [f"**{100 * value:.2f}**" for value in [*expected, sum(expected) / 6]]
-    text = tables.markdown(found, SUITES["math"])
+    text = tables.markdown(found, [], SUITES["math"])
     assert our_rows(text) == [["`m\\|x`", "this run", *cells]]
     assert found["average"]["value"] == pytest.approx(sum(expected) / 6)
     assert "Limited" not in text
@@ -91,23 +91,23 @@ def test_a_whole_mathematics_run_has_the_papers_average():
 
 def test_what_was_not_run_stays_empty_and_there_is_no_average():
     found = report("math", ["aime"])
-    text = tables.markdown(found, SUITES["math"])
+    text = tables.markdown(found, [], SUITES["math"])
     assert our_rows(text)[0][2:] == ["–", "–", "–", "–", "**50.00**", "**46.88**", "–"]
     assert found["average"] is None
 
 
 def test_a_limited_run_says_so():
-    text = tables.markdown(report("math", ["aime"], 5), SUITES["math"])
+    text = tables.markdown(report("math", ["aime"], 5), [], SUITES["math"])
     assert "**Limited run, not comparable with the paper:** questions of aime 5 of 30." in text
 
 
 def test_every_row_of_the_paper_is_there_and_marked():
-    text = tables.markdown(report("math", ["aime"]), SUITES["math"])
+    text = tables.markdown(report("math", ["aime"]), [], SUITES["math"])
     paper = [line for line in text.splitlines() if "*paper*, Table 1 |" in line]
     assert len(paper) == len(MATH) == 5
     numbers = "38.48 | 32.35 | 79.40 | 46.84 | 43.33 | 18.13 | 43.09"
     assert f"| DSR + GRPO-SG | *paper*, Table 1 | {numbers} |" in paper
-    text = tables.markdown(report("kk", ["official"], 70), SUITES["kk"])
+    text = tables.markdown(report("kk", ["official"], 70), [], SUITES["kk"])
     for table, rows in KK.items():
         assert text.count(f"*paper*, {table}") == len(rows)
 
@@ -137,7 +137,7 @@ def test_puzzles_are_averaged_over_sizes_3_to_7():
 
 def test_the_terminal_table_says_where_the_files_are(tmp_path):
     console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    tables.show(report("math", ["aime"], 5), SUITES["math"], tmp_path, console)
+    tables.show(report("math", ["aime"], 5), [], SUITES["math"], tmp_path, console)
     text = console.export_text()
     for name in ("results.json", "samples.jsonl", "table.md"):
         assert str(tmp_path / name) in text

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from sg_rlhf.eval import run
-from sg_rlhf.eval.engines.base import Completion
+from sg_rlhf.eval.engines import vllm
+from sg_rlhf.eval.engines.base import Sample
 
 
 class Silent:
     """Ends every response at once."""
 
-    def __init__(self, options) -> None:
-        self.asked = []
+    in_flight = 8
 
-    def add(self, requests) -> None:
-        self.asked += requests
+    def __init__(self, *_options) -> None:
+        pass
 
-    def step(self) -> list[Completion]:
-        done, self.asked = self.asked, []
-        return [Completion(request.key, "", "stop", 0) for request in done]
+    async def generate(self, sample: Sample) -> Sample:
+        return replace(sample, finish_reason="stop")
 
     def close(self) -> None:
         pass
 
 
 if __name__ == "__main__":
-    run.start = Silent
+    vllm.VllmEngine = Silent
     raise SystemExit(run.main())

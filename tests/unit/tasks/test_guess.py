@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
@@ -14,8 +15,8 @@ from vllm import SamplingParams
 from vllm.logprobs import Logprob
 
 from sg_rlhf.eval import suites
-from sg_rlhf.eval.engines.base import Completion
-from sg_rlhf.eval.generation import multi_turn, requests
+from sg_rlhf.eval.answer import answer, samples_of
+from sg_rlhf.eval.engines.base import Sample
 from sg_rlhf.eval.store import Store
 from sg_rlhf.overlay.rollout.environment_agent import load_agent
 from sg_rlhf.tasks.codec import CharacterCodec
@@ -94,27 +95,22 @@ def test_a_reply_without_room_for_another_turn_ends_the_episode() -> None:
 class Halving:
     """An engine of evaluation that always halves what is left."""
 
-    def __init__(self) -> None:
-        self.open: list[Any] = []
+    in_flight = 3
 
-    def add(self, asked: Any) -> None:
-        self.open += asked
-
-    def step(self) -> list[Completion]:
-        done, self.open = self.open, []
-        return [self.completion(request) for request in done]
-
-    def completion(self, request: Any) -> Completion:
+    async def generate(self, sample: Sample) -> Sample:
         low, high = 0, 7
         guess = "d"
-        for line in CODEC.decode(request.prompt_ids)[len(PROMPT) :].split("\n"):
+        for line in CODEC.decode(sample.prompt_ids)[len(PROMPT) :].split("\n"):
             if line == "later":
                 low = "abcdefgh".index(guess) + 1
             if line == "earlier":
                 high = "abcdefgh".index(guess) - 1
             guess = "abcdefgh"[(low + high) // 2]
         ids = CODEC.encode(f" {guess}\n")
-        return Completion(request.key, f" {guess}\n", "stop", len(ids), tuple(ids))
+        return replace(sample, finish_reason="stop", tokens=len(ids), token_ids=tuple(ids))
+
+    def close(self) -> None:
+        pass
 
 
 def test_it_is_evaluated(tmp_path: Path) -> None:
@@ -123,12 +119,11 @@ def test_it_is_evaluated(tmp_path: Path) -> None:
     assert domain is GUESS
     environment = suites.environment_of(domain, {})
     assert environment is not None
-    tasks = requests.prepare_benchmarks(
-        load_questions(suite.benchmarks, None, None), lambda ps: [CODEC.encode(p) for p in ps], None
-    )
-    samples = requests.pending_samples(tasks, 0, known_ids=True)
+    loaded = load_questions(suite.benchmarks, None, None)
+    samples = samples_of(loaded, lambda ps: [CODEC.encode(p) for p in ps], None, 0)
+    samples = [replace(s, prompt_ids=tuple(CODEC.encode(s.question.prompt))) for s in samples]
     with Store(tmp_path / "out") as store:
-        asyncio.run(multi_turn.run_dialogues(samples, Halving(), store, 0, environment, CODEC))
+        asyncio.run(answer(samples, Halving(), store, 0, environment, CODEC))
     found = [json.loads(line) for line in (tmp_path / "out" / "samples.jsonl").open()]
     right = {row["gold"]: row["correct"] for row in found}
     assert right == {letter: letter != "h" for letter in "abcdefgh"}  # h is the fourth guess
