@@ -22,13 +22,12 @@ class Command(NamedTuple):
 
     Attributes:
         summary: one line for the help.
-        module: has its ``main``, unless `main` names another module.
+        module: has its ``main``.
         extra: which of setup.cfg's extras it needs, if any.
     """
 
     summary: str
     module: str
-    main: str = ""
     extra: str = ""
 
 
@@ -37,35 +36,30 @@ COMMANDS = {
     "train": Command("train a recipe; the same command resumes the run", "sg_rlhf.train"),
     "run": Command(
         "train a domain on this machine: data, training and report",
-        "sg_rlhf.run",
-        main="sg_rlhf.run.command",
+        "sg_rlhf.run.command",
         extra="plots",
     ),
     "launch": Command(
         "print the job file of a recipe for SLURM, KubeRay or SkyPilot",
-        "sg_rlhf.launch",
-        main="sg_rlhf.launch.command",
+        "sg_rlhf.launch.command",
     ),
     "recipes": Command(
         "list the shipped recipes: models, algorithms and hardware", "sg_rlhf.config.recipe_listing"
     ),
     "data": Command(
         "generate, convert and check the data sets that training reads",
-        "sg_rlhf.data",
-        main="sg_rlhf.data.command",
+        "sg_rlhf.data.command",
     ),
     "doctor": Command(
         "check whether this machine can run sg_rlhf, in general or for a recipe",
-        "sg_rlhf.doctor",
-        main="sg_rlhf.doctor.command",
+        "sg_rlhf.doctor.command",
     ),
     "eval": Command(
         "evaluate a model on the paper's benchmarks (--list shows them)", "sg_rlhf.eval.run"
     ),
     "report": Command(
         "write one HTML page of figures and samples about one or several runs",
-        "sg_rlhf.report",
-        main="sg_rlhf.report.__main__",
+        "sg_rlhf.report.__main__",
         extra="plots",
     ),
     "summary": Command(
@@ -83,17 +77,15 @@ COMMANDS = {
     ),
     "weights": Command(
         "show a recipe's token weighting: curve, range, dead zone",
-        "sg_rlhf.weights",
-        main="sg_rlhf.weights.command",
+        "sg_rlhf.weights.command",
         extra="plots",
     ),
     "plan": Command(
         "estimate whether a recipe fits on a machine, and how long a rollout step takes",
-        "sg_rlhf.plan",
-        main="sg_rlhf.plan.command",
+        "sg_rlhf.plan.command",
     ),
     "tiny": Command(
-        "build a small model that learns on a laptop's CPU", "sg_rlhf.tiny.build", extra="models"
+        "build a small model that learns on a laptop's CPU", "sg_rlhf.tiny.command", extra="models"
     ),
     "index": Command(
         "build a search index of a corpus: BM25 or dense",
@@ -146,19 +138,8 @@ docs/commands.md (every command), docs/method.md (the algorithm), docs/running.m
 def usage() -> str:
     """The help text."""
     width = max(map(len, COMMANDS)) + 2
-    listed = "".join(f"  {name:<{width}}{c.summary}\n" for name, c in COMMANDS.items())
+    listed = "".join(f"  {name:<{width}}{command.summary}\n" for name, command in COMMANDS.items())
     return f"usage: sg-rlhf COMMAND ...\n\n{__doc__}\ncommands:\n{listed}\n{EXAMPLES}"
-
-
-def split(words: Sequence[str]) -> tuple[str, list[str]]:
-    """The command's name, or "", and what follows; ``_`` in a name stands for ``-``."""
-    name = words[0].replace("_", "-") if words else ""
-    return (name, list(words[1:])) if name in COMMANDS else ("", list(words))
-
-
-def main_module(name: str) -> str:
-    """The module of a command's ``main``."""
-    return COMMANDS[name].main or COMMANDS[name].module
 
 
 def run(name: str, argv: list[str]) -> int:
@@ -169,7 +150,7 @@ def run(name: str, argv: list[str]) -> int:
         a shell's number for it, where what reads the output has ended (``| head``).
     """
     try:
-        main = importlib.import_module(main_module(name)).main
+        main = importlib.import_module(COMMANDS[name].module).main
         try:
             return int(main(argv) or 0)
         finally:
@@ -202,24 +183,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: the command's; 2 for one that does not exist."""
     words = list(sys.argv[1:] if argv is None else argv)
     _find_modules_here()
-    name, rest = split(words)
-    if name:
+    name = words[0] if words else ""
+    if name in COMMANDS:
         home.ensure()
-        return run(name, rest)
-    if not words or words[0] in ("-h", "--help"):
-        print(usage(), end="", file=sys.stdout if words else sys.stderr)
-        return 0 if words else 2
-    if words[0] == "--version":
+        return run(name, words[1:])
+    if name in ("", "-h", "--help"):
+        print(usage(), end="", file=sys.stdout if name else sys.stderr)
+        return 0 if name else 2
+    if name == "--version":
         from sg_rlhf import __version__
 
         print(f"sg-rlhf {__version__}")
         return 0
-    if words[0] in REMOVED:
-        print(f"error: {removed(f'sg-rlhf {words[0]}', REMOVED[words[0]])}", file=sys.stderr)
+    if name in REMOVED:
+        print(f"error: {removed(f'sg-rlhf {name}', REMOVED[name])}", file=sys.stderr)
         return 2
-    near = difflib.get_close_matches(words[0], COMMANDS, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(sorted(COMMANDS))}"
-    print(f"error: sg-rlhf {words[0]}: no such command; {hint}", file=sys.stderr)
+    print(f"error: sg-rlhf {name}: no such command; {hint}", file=sys.stderr)
     return 2
 
 

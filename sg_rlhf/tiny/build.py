@@ -1,11 +1,7 @@
 """Build a tiny model: a Qwen2 of 0.86 M parameters for one domain, in minutes on a CPU.
 
 Machines without a GPU train it through the whole pipeline. The package contains one for each of its
-domains (`shipped`). This command builds it again, or one for another domain:
-
-    sg-rlhf tiny --out DIR [--domain kk|math|search|package.module:NAME]
-
-What it learns is the domain's own file `tiny.py` (`Domain.tiny`).
+domains (`shipped`). What it learns is the domain's own file `tiny.py` (`Domain.tiny`).
 
 docs/results.md has their size, their warm start and their accuracy.
 """
@@ -15,11 +11,10 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -27,9 +22,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
-from transformers.utils import logging as transformers_logging
 
-from sg_rlhf.common.argument_types import OneLineParser, non_negative_int, positive_int
 from sg_rlhf.tasks import registry
 from sg_rlhf.tasks.domain import load
 from sg_rlhf.tasks.tiny import Item, Recipe, TinyModel
@@ -209,40 +202,3 @@ def check(folder: Path) -> dict[str, Any]:
                 state = f"SHA-256 is {found[name]}, expected {wanted[name]}"
             raise ValueError(f"{folder / name}: {state}")
     return manifest
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status (0, or 2 for bad input)."""
-    parser = OneLineParser(prog="sg-rlhf tiny", description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="folder to write")
-    parser.add_argument("--domain", metavar="NAME", default="kk", help="what it learns [kk]")
-    parser.add_argument("--seed", type=non_negative_int, default=0, help="weights and data [0]")
-    parser.add_argument("--steps", type=positive_int, help="optimizer steps [the domain's recipe]")
-    parser.add_argument("--threads", type=positive_int, default=2, help="CPU threads [2]")
-    args = parser.parse_args(argv)
-    try:
-        domain = find(args.domain)
-    except ValueError as error:
-        print(f"sg-rlhf tiny: --domain: {error}", file=sys.stderr)
-        return 2
-    recipe = domain.recipe
-    if args.steps is not None:
-        recipe = replace(recipe, steps=args.steps)
-    torch.set_num_threads(args.threads)
-    transformers_logging.disable_progress_bar()
-    try:
-        manifest = build(domain, args.out, recipe, args.seed)
-    except (ValueError, OSError) as error:
-        print(f"sg-rlhf tiny: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
-    sampled, greedy = manifest["sampled_at_0.7"], manifest["greedy"]
-    print(
-        f"{args.out}: {manifest[f'held_out_{domain.items}']} held-out {domain.items}, "
-        f"accuracy {sampled['accuracy']:.3f} at T 0.7, {greedy['accuracy']:.3f} greedy, "
-        f"well-formed {sampled['well_formed']:.3f}"
-    )
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -57,7 +57,7 @@ def data(tmp_path_factory: pytest.TempPathFactory, command: Command) -> Path:
 def trained(tmp_path_factory: pytest.TempPathFactory, command: Command, data: Path) -> Path:
     """Three rollouts with a tiny model that is built for it."""
     folder = tmp_path_factory.mktemp("reverse_run")
-    command("sg_rlhf.tiny.build", "--domain", "reverse", "--out", folder / "model", "--threads", 1)
+    command("sg_rlhf", "tiny", "--domain", "reverse", "--out", folder / "model", "--threads", 1)
     command(
         "sg_rlhf.train", "--config", FOLDER / "reverse_tiny_cpu.yaml", "--run-dir", folder / "run",
         f"actor.model_name_or_path={folder / 'model'}",

@@ -23,7 +23,7 @@ COMMANDS = [
     "lab.measure.sharpness",
     "lab.measure.token_gradients",
     "lab.measure.minibatch_gradients",
-    "sg_rlhf.tiny.build",
+    "sg_rlhf.tiny.command",
     "sg_rlhf.retrieval.index",
     "sg_rlhf.retrieval.server",
     "sg_rlhf.retrieval.verify",

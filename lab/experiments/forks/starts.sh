@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../../.."
 build() {
   local out=runs/forks/starts/${1,,}$2
-  [ -d "$out" ] || python -m sg_rlhf.tiny.build --domain "lab.experiments.forks.corpora:$1" --seed "$2" --threads 1 --out "$out"
+  [ -d "$out" ] || sg-rlhf tiny --domain "lab.experiments.forks.corpora:$1" --seed "$2" --threads 1 --out "$out"
 }
 [ $# -gt 0 ] || set -- 0 1 2
 for seed in "$@"; do

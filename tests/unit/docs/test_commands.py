@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from lab.measure.__main__ import NAMES as MEASUREMENTS
-from sg_rlhf.__main__ import COMMANDS, main_module, split
+from sg_rlhf.__main__ import COMMANDS
 from sg_rlhf.config import load_config
 from tests.unit.command_parser import parser_of
 from tests.unit.docs.page import ROOT
@@ -83,14 +83,14 @@ def check(words: list[str]) -> None:
     module = rest[1] if program.startswith("python") and rest[0] == "-m" else ""
     if module == "lab.measure":
         module, rest = f"lab.measure.{rest[2].replace('-', '_')}", rest[1:]
-    mains = {command.module: main_module(name) for name, command in COMMANDS.items()}
+    mains = {c.module.removesuffix(".command"): c.module for c in COMMANDS.values()}
     mains |= {"lab.study": "lab.study.command"}
     mains |= {m: m for m in (f"lab.measure.{n.replace('-', '_')}" for n in MEASUREMENTS)}
     mains |= {"eval.run": "sg_rlhf.eval.run"}
     if program == "sg-rlhf":
-        name, argv = split(rest)
+        name, *argv = rest
         assert name in COMMANDS, words
-        parse(main_module(name), argv)
+        parse(COMMANDS[name].module, argv)
     elif module in mains:
         parse(mains[module], rest[2:])
     elif module:

@@ -11,8 +11,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sg_rlhf.tasks.kk.tiny import TINY as KK
 from sg_rlhf.tasks.registry import domains
-from sg_rlhf.tiny.build import build, check, find, main, measure, new_model
+from sg_rlhf.tiny.build import build, check, find, measure, new_model
 from sg_rlhf.tiny.build import shipped as folder_of
+from sg_rlhf.tiny.command import main
 from sg_rlhf.tiny.sampling import sample_responses
 from sg_rlhf.tiny.tokenizer import build_tokenizer
 
