@@ -1,1 +1,1 @@
-"""Evaluation on the paper's benchmarks: ``sg-rlhf eval``."""
+"""Evaluation on the paper's benchmarks: ``sg-rlhf eval``. Bad input raises `EvalError`."""

@@ -107,9 +107,6 @@ async def answer(
         already: number of samples stored before, for the progress bar.
         environment: makes what answers the model's turns; None: one response to each prompt.
         codec: of the model, for an environment.
-
-    Raises:
-        EvalError: the engine failed, or dialogues failed. Finished samples are stored.
     """
     with tqdm(total=already + len(samples), initial=already, unit="sample", smoothing=0.0) as bar:
         left, progress = iter(samples), _Progress(bar)

@@ -24,11 +24,7 @@ def messages(prompt: str, system_prompt: str | None) -> list[dict[str, str]]:
 
 
 def refuse_chats(benchmarks: Sequence[Benchmark]) -> None:
-    """Refuse prompts that are a conversation already.
-
-    Raises:
-        EvalError: names the first such benchmark.
-    """
+    """Refuse prompts that are a conversation already."""
     for benchmark in benchmarks:
         questions = benchmark.questions
         if any(question.messages for question in questions):
@@ -53,9 +49,6 @@ def with_template(
     Args:
         tokenizer: of transformers, with a chat template.
         system_prompt: text of the system turn; None: no such turn.
-
-    Raises:
-        EvalError: the tokenizer has no template, or its template refuses the conversation.
     """
     if tokenizer.chat_template is None:
         raise EvalError(

@@ -106,9 +106,6 @@ class CommandLine:
 
         Args:
             allowed: destinations of the options that have a meaning here.
-
-        Raises:
-            EvalError: such an option was given.
         """
         for option in self.options:
             if option.dest not in allowed | {"help"} and self.is_given(option):
@@ -116,11 +113,7 @@ class CommandLine:
 
 
 def parse_arguments(argv: Sequence[str]) -> CommandLine:
-    """Parse the command line, including the options of every suite.
-
-    Raises:
-        EvalError: `--suite` or `SG_DOMAINS` names something that is not a domain.
-    """
+    """Parse the command line, including the options of every suite."""
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--suite", nargs="?")
     requested = first.parse_known_args(argv)[0].suite or ""
@@ -298,9 +291,6 @@ def check(line: CommandLine) -> tuple[Suite, tuple[Benchmark, ...]]:
 
     Returns:
         The suite and the selected benchmarks, with the sampling settings that were asked for.
-
-    Raises:
-        EvalError: an option is missing, wrong, or has no effect; one line for the user.
     """
     args = line.args
     suite = find_suite(line)
@@ -335,11 +325,7 @@ def sampling_options(args: argparse.Namespace) -> SamplingOptions:
 
 
 def find_suite(line: CommandLine) -> Suite:
-    """The suite of `--suite`.
-
-    Raises:
-        EvalError: it is missing or unknown, or an option of another suite was given.
-    """
+    """The suite of `--suite`."""
     args = line.args
     if args.suite is None:
         raise EvalError("--suite is missing; sg-rlhf eval --help shows examples")
@@ -359,11 +345,7 @@ def find_suite(line: CommandLine) -> Suite:
 
 
 def names_in(only: str) -> list[str]:
-    """The names of `--only`.
-
-    Raises:
-        EvalError: it is given but names nothing.
-    """
+    """The names of `--only`."""
     names = [name.strip() for name in only.split(",") if name.strip()]
     if only and not names:
         raise EvalError(f"--only {only}: names no benchmark; --list shows them")

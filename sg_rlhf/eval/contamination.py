@@ -77,9 +77,6 @@ def find_training_overlap(
 
     Args:
         given: files of `--train-data`; None: those of the model's run, if it is from one.
-
-    Raises:
-        EvalError: a given file cannot be read. Those of a run may be gone, which is noted.
     """
     run = training_run_of(model)
     family = family_of([model.name, *([run.base] if run else [])])

@@ -47,11 +47,7 @@ class Model:
 
 
 def find_model(name: str, revision: str | None) -> Model:
-    """Look a model up: a folder with a `config.json`, `module:NAME`, or an id on the hub.
-
-    Raises:
-        EvalError: no such folder, no weights in it, or the hub does not answer or know it.
-    """
+    """Look a model up: a folder with a `config.json`, `module:NAME`, or an id on the hub."""
     try:
         folder = Path(module_paths.resolve(name))
     except ModuleNotFoundError:
@@ -72,9 +68,6 @@ def with_merged_adapters(name: str, dtype: str | None) -> str:
 
     Args:
         dtype: in which the model is evaluated; None for its own.
-
-    Raises:
-        EvalError: the adapters cannot be merged.
     """
     try:
         folder = Path(module_paths.resolve(name))
@@ -96,11 +89,7 @@ def served_model(name: str) -> Model:
 
 
 def fingerprint(folder: Path) -> str:
-    """SHA-256 over the contents of configuration, tokenizer and weights.
-
-    Raises:
-        EvalError: there is no `config.json` or there are no weights.
-    """
+    """SHA-256 over the contents of configuration, tokenizer and weights."""
     if not (folder / "config.json").is_file():
         raise EvalError(f"--model {folder}: no config.json there, expected a Hugging Face model")
     weights = next((found for p in _WEIGHTS if (found := sorted(folder.glob(p)))), None)
@@ -116,12 +105,7 @@ def fingerprint(folder: Path) -> str:
 
 
 def load_tokenizer(model: Model) -> Any:
-    """The model's tokenizer.
-
-    Raises:
-        EvalError: there is none that can be loaded, or the folder is no whole model, or brings code
-            of its own, which is never run.
-    """
+    """The model's tokenizer."""
     from transformers import AutoTokenizer
 
     try:
@@ -140,11 +124,7 @@ def load_tokenizer(model: Model) -> Any:
 
 
 def context_length(model: Model) -> int:
-    """Most tokens of prompt and response together.
-
-    Raises:
-        EvalError: the configuration cannot be read or does not say.
-    """
+    """Most tokens of prompt and response together."""
     from transformers import AutoConfig
 
     try:

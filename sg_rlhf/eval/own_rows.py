@@ -147,11 +147,7 @@ ROWS = Suite(NAME, "your own rows", (), options=OPTIONS, prepare=prepare, report
 def read_questions(
     path: Path, input_key: str, label_key: str | None, reward: Reward
 ) -> list[Question]:
-    """The rows of a file as questions.
-
-    Raises:
-        EvalError: the file or a row cannot be used; names it.
-    """
+    """The rows of a file as questions."""
     if path.suffix not in SUFFIXES or not path.is_file():
         raise EvalError(f"--data {path}: expected a file that ends in {', '.join(SUFFIXES)}")
     if label_key == input_key:
@@ -179,11 +175,7 @@ def read_questions(
 
 
 def find_reward(given: str | None) -> Reward:
-    """The reward that `--reward` names.
-
-    Raises:
-        EvalError: there is no such reward.
-    """
+    """The reward that `--reward` names."""
     if given is None:
         raise EvalError(f"--suite {NAME}: --reward is missing, such as domain:kk or my_reward.py")
     if given.startswith(registry.PREFIX):

@@ -35,11 +35,7 @@ CHUNK = 256
 
 
 def rescore(line: CommandLine, console: Console) -> int:
-    """Grade the responses of a finished run again and write its report; the exit status.
-
-    Raises:
-        EvalError: an option has no effect, or the folder holds no finished run of single responses.
-    """
+    """Grade the responses of a finished run again and write its report; the exit status."""
     args = line.args
     side = read_run_results("--rescore", args.rescore)
     if args.suite is None:

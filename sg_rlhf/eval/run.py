@@ -119,11 +119,7 @@ def list_suites(suites: Mapping[str, Suite], console: Console) -> None:
 
 
 def compare_folders(line: CommandLine, console: Console) -> int:
-    """Compare two finished runs; the exit status.
-
-    Raises:
-        EvalError: an option has no effect, or the folders cannot be compared.
-    """
+    """Compare two finished runs; the exit status."""
     # An evaluation does not need the paired tests.
     from sg_rlhf.eval.scores import compare_report
     from sg_rlhf.eval.scores.compare import compare
@@ -243,11 +239,7 @@ def no_model(args: argparse.Namespace, domain: Domain | None) -> str:
 
 
 def prepare(suite: Suite, setup: Setup, missing_model: str | None) -> Prepared:
-    """The suite's `prepare`, with one line for all that is missing.
-
-    Raises:
-        EvalError: something is missing or wrong.
-    """
+    """The suite's `prepare`, with one line for all that is missing."""
     missing = [] if missing_model is None else [missing_model]
     try:
         prepared = suite.prepare(setup)
@@ -270,9 +262,6 @@ def as_chats(
 
     Args:
         tokenizer: of the model; None for a model behind a server, which applies its own template.
-
-    Raises:
-        EvalError: the prompts are conversations already, or the model has no chat template.
     """
     benchmarks, request = prepared.benchmarks, dict(prepared.request)
     if not args.chat_template:
@@ -312,11 +301,7 @@ class ModelHandle:
 
 
 def open_model(args: argparse.Namespace, name: str | None, domain: Domain | None) -> ModelHandle:
-    """Find the model and load its tokenizer, or ask the server for it.
-
-    Raises:
-        EvalError: it does not exist, or cannot be read.
-    """
+    """Find the model and load its tokenizer, or ask the server for it."""
     if name is None:
         raise Missing([no_model(args, domain)])
     if args.engine == "openai":
@@ -332,11 +317,7 @@ def open_model(args: argparse.Namespace, name: str | None, domain: Domain | None
 
 
 def open_server(args: argparse.Namespace, name: str) -> ModelHandle:
-    """The server of `--base-url`, with the tokenizer of its model if that is vLLM and found here.
-
-    Raises:
-        EvalError: the server does not answer, or does not serve the model.
-    """
+    """The server of `--base-url`; if it is vLLM, with its model's tokenizer where found here."""
     from sg_rlhf.eval.engines.server import ServerEngine
 
     # A server does not show its weights: a local folder is fingerprinted, a name stands for itself.
@@ -364,11 +345,7 @@ def open_server(args: argparse.Namespace, name: str) -> ModelHandle:
 
 
 def set_template_arguments(tokenizer: Any, arguments: Mapping[str, Any]) -> None:
-    """Let the chat template get these arguments.
-
-    Raises:
-        EvalError: the template does not read one of them.
-    """
+    """Let the chat template get these arguments."""
     if not arguments:
         return
     try:
@@ -410,11 +387,7 @@ def start_engine(
     samples: Sequence[Sample],
     left: Sequence[Sample],
 ) -> Engine | None:
-    """Start the engine, unless no sample needs one.
-
-    Raises:
-        EvalError: it does not start.
-    """
+    """Start the engine, unless no sample needs one."""
     if target.server is not None:
         engine: Engine = target.server
         return engine

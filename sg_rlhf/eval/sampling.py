@@ -39,10 +39,6 @@ class SamplingOptions:
 
         `top_p`, `samples` and `ks` apply to sampled benchmarks (temperature above 0): all greedy
         responses to a question are equal, so a greedy benchmark has one response and no pass@k.
-
-        Raises:
-            EvalError: an option applies to no benchmark, `top_p` is above 1, or there are fewer
-                than k samples.
         """
         if self.top_p is not None and self.top_p > 1.0:
             raise EvalError(f"--top-p {self.top_p:g}: expected a number above 0 and up to 1")

@@ -45,10 +45,6 @@ class Store:
 
     Args:
         resume: continue the run in the folder, if there is one.
-
-    Raises:
-        EvalError: the folder is not empty and `resume` is off, holds something that is not a run,
-            or is locked by another process.
     """
 
     def __init__(self, out: Path, resume: bool = False) -> None:
@@ -88,12 +84,7 @@ class Store:
         self._lock.close()
 
     def begin(self, request: Mapping[str, Any]) -> dict[Key, Row]:
-        """The stored samples of the run with this request. Removes a line that was cut short.
-
-        Raises:
-            EvalError: the run has another request (names the first differences), or a stored line
-                is damaged.
-        """
+        """The stored samples of the run with this request. Removes a line that was cut short."""
         path = self.out / REQUEST
         if not path.is_file():
             return {}
@@ -185,9 +176,6 @@ def read_run(folder: Path) -> tuple[dict[str, Any], dict[str, Any], dict[Key, Ro
     """A folder's request, its first start (date and versions), and its samples.
 
     The folder does not change. A line cut short by a kill is left out.
-
-    Raises:
-        EvalError: it holds no run, or a file is damaged.
     """
     if not (folder / REQUEST).is_file():
         raise EvalError(f"{folder}: no {REQUEST} there, expected the --out of an evaluation")
@@ -211,11 +199,7 @@ def model_of(folder: Path) -> str | None:
 
 
 def read_results(folder: Path) -> dict[str, Any]:
-    """A folder's `results.json`; empty without one.
-
-    Raises:
-        EvalError: it is damaged.
-    """
+    """A folder's `results.json`; empty without one."""
     path = folder / RESULTS
     found = _read_json(path) if path.is_file() else {}
     if not isinstance(found, dict):

@@ -14,11 +14,7 @@ from sg_rlhf.tasks.suite import Suite
 
 
 def suite_of(domain: Domain) -> Suite:
-    """The suite of a domain.
-
-    Raises:
-        EvalError: it has none.
-    """
+    """The suite of a domain."""
     if domain.suite is None:
         raise EvalError(f"domain {domain.name} has no suite")
     return load(domain.suite)
@@ -63,11 +59,7 @@ def environment_of(
 
 
 def all_suites() -> dict[str, Suite]:
-    """`SUITES`, and those of the domains that `SG_DOMAINS` names.
-
-    Raises:
-        EvalError: it names something that is no domain, or a suite's name is taken.
-    """
+    """`SUITES`, and those of the domains that `SG_DOMAINS` names."""
     found = {**SUITES, own_rows.NAME: own_rows.ROWS}
     try:
         outside = [d for name, d in registry.domains().items() if name not in registry.DOMAINS]
@@ -80,11 +72,7 @@ def all_suites() -> dict[str, Suite]:
 
 
 def suite_at(import_path: str) -> Suite:
-    """The suite of the domain `package.module:NAME`.
-
-    Raises:
-        EvalError: there is none.
-    """
+    """The suite of the domain `package.module:NAME`."""
     try:
         return suite_of(registry.find(import_path))
     except ValueError as error:

@@ -123,9 +123,6 @@ def load_questions(
 
     Args:
         seed: draws the limited questions of benchmarks that say so; the others give their first.
-
-    Raises:
-        EvalError: a file is missing or another than expected; names it.
     """
     loaded = []
     for benchmark in benchmarks:
@@ -148,11 +145,7 @@ def load_questions(
 
 
 def with_messages_written(benchmarks: Sequence[Benchmark], tokenizer: Any) -> list[Benchmark]:
-    """The benchmarks, with the prompts of questions that are messages in the chat template.
-
-    Raises:
-        EvalError: the tokenizer has no template, or its template refuses the messages.
-    """
+    """The benchmarks, with the prompts of questions that are messages in the chat template."""
 
     def written(benchmark: str, question: Question) -> Question:
         if not question.messages:
@@ -213,11 +206,7 @@ class Prepared(NamedTuple):
 
 
 def prepare_questions(setup: Setup) -> Prepared:
-    """Read the questions; write messages with the model's chat template.
-
-    Raises:
-        EvalError: a file is missing, or the model has no chat template.
-    """
+    """Read the questions; write messages with the model's chat template."""
     if setup.regrade:
         return Prepared(setup.benchmarks)
     loaded = load_questions(setup.benchmarks, setup.data_dir, setup.limit, setup.seed)
@@ -320,9 +309,6 @@ class Suite:
     def select(self, only: Sequence[str]) -> tuple[Benchmark, ...]:
         """The benchmarks named (by name or family), in the suite's order; without a name,
         `by_default`.
-
-        Raises:
-            EvalError: a name is unknown; says which there are.
         """
         known = {b.name for b in self.benchmarks} | {b.family for b in self.benchmarks}
         for name in only:

@@ -87,11 +87,7 @@ class Engine(Protocol):
     in_flight: int
 
     async def generate(self, sample: Sample) -> Sample:
-        """The sample with its response.
-
-        Raises:
-            EvalError: the engine failed.
-        """
+        """The sample with its response."""
 
     def close(self) -> None:
         """Free everything. Called once, also after an error."""

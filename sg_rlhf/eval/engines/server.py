@@ -49,9 +49,6 @@ class ServerEngine:
         root: where the server has the model from: a folder or a hub id, if it tells.
         context: tokens of prompt and response, or None if the server does not tell.
         is_vllm: it is vLLM, which takes more sampling parameters, counts tokens and returns them.
-
-    Raises:
-        EvalError: it does not answer, or does not serve the model; names those that it serves.
     """
 
     def __init__(
@@ -122,11 +119,7 @@ class ServerEngine:
         return {"prompt": prompt}
 
     def tokenize(self, prompts: Sequence[str]) -> list[list[int]]:
-        """Tokens of prompts; empty if the server does not tokenize (only vLLM does).
-
-        Raises:
-            EvalError: the server went away.
-        """
+        """Tokens of prompts; empty if the server does not tokenize (only vLLM does)."""
         if not self.is_vllm:
             return [[] for _ in prompts]
         url = self.base_url.rstrip("/").removesuffix("/v1") + "/tokenize"

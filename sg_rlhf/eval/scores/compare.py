@@ -144,9 +144,6 @@ def compare(
         only: benchmarks or families; empty: all that both folders have.
         ks: of pass@k; None: those that both results have.
         seed: of the bootstrap.
-
-    Raises:
-        EvalError: a folder holds no whole run, or the two cannot be compared; says why.
     """
     a, b = (read_run_results(label, folder) for label, folder in zip("AB", folders, strict=True))
     suite = _suite(suites, a, b)
@@ -176,11 +173,7 @@ def compare(
 
 
 def read_run_results(label: str, folder: Path) -> RunResults:
-    """Read the finished run of a folder.
-
-    Raises:
-        EvalError: no run is there, it is not finished, or a file is damaged.
-    """
+    """Read the finished run of a folder."""
     request, begun, rows = read_run(folder)
     try:
         asked = {
@@ -241,11 +234,7 @@ def _check_same(a: RunResults, b: RunResults, names: Sequence[str]) -> None:
 
 
 def known_benchmarks(suite: Suite, side: RunResults) -> dict[str, Benchmark]:
-    """The benchmarks of a suite by name.
-
-    Raises:
-        EvalError: a run has one that is not among them.
-    """
+    """The benchmarks of a suite by name."""
     known = {benchmark.name: benchmark for benchmark in suite.benchmarks}
     if suite.name == own_rows.NAME:
         known = {name: own_rows.stored_benchmark(name) for name in side.request["benchmarks"]}
@@ -263,9 +252,6 @@ def as_run(
     Args:
         ks: the k of pass@k, of `--k`; None: those that were reported.
         reported: names of its scores in `results.json`.
-
-    Raises:
-        EvalError: a k is above the number of responses per question.
     """
     settings = replace(known.settings, **side.request["benchmarks"][known.name]["settings"])
     n = settings.n
