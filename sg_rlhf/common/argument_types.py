@@ -81,11 +81,7 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def key_values(flag: str, words: Iterable[str], keys: Iterable[str]) -> dict[str, str]:
-    """The KEY=VALUE words of a flag.
-
-    Raises:
-        ValueError: one line: an unknown key, a key given twice, or no value.
-    """
+    """The KEY=VALUE words of a flag; ValueError, one line, for an unknown or repeated key."""
     known = list(keys)
     found: dict[str, str] = {}
     for word in words:

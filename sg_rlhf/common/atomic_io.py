@@ -25,14 +25,7 @@ _PROBE_BYTES = 2**20
 
 
 def real_path(path: Path, what: str) -> Path:
-    """Resolve a path's links.
-
-    Args:
-        what: the option that named the path, for the message.
-
-    Raises:
-        ValueError: a circular link, or not a path.
-    """
+    """Resolve links; ValueError, naming the option `what`, for a circular one."""
     try:
         return path.resolve()
     except (OSError, RuntimeError, ValueError):

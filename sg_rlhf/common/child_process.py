@@ -6,12 +6,7 @@ import subprocess
 
 
 def end(process: subprocess.Popen[bytes], seconds: float) -> None:
-    """Terminate a process and wait for it; kill it if it has not ended by then.
-
-    Args:
-        process: the child; it may have ended already.
-        seconds: how long it may take.
-    """
+    """Terminate a process; kill it if it has not ended after so many seconds."""
     process.terminate()
     try:
         process.wait(seconds)

@@ -30,19 +30,12 @@ def network_variables() -> dict[str, str]:
 
 
 def as_typed(text: str) -> str:
-    """``text`` with its commands written so that they run in this environment.
-
-    ``python -m sg_rlhf...``, ``python -m eval...`` and ``sg-rlhf ...`` get the path of this
-    environment's program, unless PATH finds it.
-    """
+    """``text`` with its commands as they are typed here: with this environment's path if needed."""
     return _COMMAND.sub(lambda found: script(found[0]), text)
 
 
 def script(name: str) -> str:
-    """How to type a program of this environment, such as ``python``, in the current folder.
-
-    The bare name if PATH finds this environment's program, or if it has none.
-    """
+    """How to type a program of this environment here; its bare name if PATH finds it."""
     folder = os.path.dirname(os.path.abspath(sys.executable))
     on_path = shutil.which(name)
     here = os.path.join(folder, name)

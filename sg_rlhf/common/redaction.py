@@ -63,11 +63,7 @@ def redact(name: str, value: Any) -> Any:
 
 
 def redact_text(text: str, environment: Mapping[str, str] | None = None) -> str:
-    """Remove users and passwords of addresses, tokens, and secrets of the environment.
-
-    Args:
-        environment: variables whose secrets are removed; default: this process's.
-    """
+    """Remove users and passwords of addresses, tokens, and secrets of the environment."""
     text = _IN_ADDRESS.sub(rf"\g<scheme>{HIDDEN}@", text)
     text = _IN_QUERY.sub(rf"\g<name>{HIDDEN}", text)
     text = _WORDS.sub(HIDDEN, text)

@@ -122,10 +122,7 @@ def processor() -> str:
 
 
 def machine() -> dict[str, Any]:
-    """System, processor, cores and memory (in units of 2**30 bytes), as result files record them.
-
-    The whole machine's, whatever a cgroup allows.
-    """
+    """System, processor, cores and memory (GiB) of the whole machine, for result files."""
     total = memory() or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "system": platform.platform(),
@@ -143,16 +140,7 @@ class InsufficientSpace(ValueError):
 
 
 def check_disk(flag: str, folder: Path, what: str, needed: int) -> None:
-    """Refuse a command that needs more than the disk of `folder` has free.
-
-    Args:
-        flag: the option that names the folder.
-        what: what needs it, as "the build".
-        needed: bytes.
-
-    Raises:
-        InsufficientSpace: names what is needed, what is free, and the flag that skips this check.
-    """
+    """Raise InsufficientSpace if `what` needs more bytes than the disk of `folder` has free."""
     free = free_disk(folder)
     if needed > free:
         raise InsufficientSpace(

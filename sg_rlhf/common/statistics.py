@@ -15,10 +15,7 @@ SPIKE_WINDOW = 20
 
 
 def half_width(values: Sequence[float]) -> float:
-    """Half width of the normal 95 % interval of a mean; 0 for fewer than two values.
-
-    z s / sqrt(n), with the sample standard deviation s.
-    """
+    """z s / sqrt(n) of the normal 95 % interval of a mean; 0 for fewer than two values."""
     if len(values) < 2:
         return 0.0
     mean = math.fsum(values) / len(values)

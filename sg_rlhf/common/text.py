@@ -85,11 +85,7 @@ class Removed(argparse.Action):
 
 @contextlib.contextmanager
 def notice_if_slow(what: str) -> Iterator[None]:
-    """Print a line on stderr if the block takes longer than ``SLOW_S``.
-
-    Args:
-        what: the work, its size or time limit, such as "waiting for URL (up to 30 s)".
-    """
+    """Print on stderr what takes so long if the block takes longer than ``SLOW_S``."""
     timer = threading.Timer(SLOW_S, lambda: print(f"{what} ...", file=sys.stderr, flush=True))
     timer.daemon = True
     timer.start()

@@ -68,12 +68,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a file.
-
-    Raises:
-        DataError: a row whose prompt is neither text nor messages, or whose answer is no text, or
-            no row.
-    """
+    """The rows of a file; DataError for a row without prompt or answer."""
     rows = list(json_objects(path))
     places = [f"{path}, line {number}" for number in range(1, len(rows) + 1)]
     for _ in checked(zip(places, rows, strict=True), PromptSchema(chat=True)):
@@ -87,14 +82,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def environment_of(domain: Domain, given: list[str]) -> Environment:
-    """The environment of a domain.
-
-    Args:
-        given: `key=value` of the domain's settings.
-
-    Raises:
-        ValueError: a key or a value that the domain does not have.
-    """
+    """The environment of a domain with `key=value` settings; ValueError for a wrong one."""
     settings = load(domain.settings) if domain.settings is not None else None
     values = key_values("--set", given, settings.model_fields if settings else ())
     if domain.environment is None:

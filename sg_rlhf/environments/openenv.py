@@ -44,12 +44,7 @@ class TurnObservation(Observation):
 
 
 class DomainEnvironment(Environment[TurnAction, TurnObservation, State]):
-    """One episode at a time of a domain's rows.
-
-    Args:
-        rows: of a data set, as `sg-rlhf data` writes it.
-        environment: of the domain.
-    """
+    """One episode at a time of a domain's rows."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
@@ -77,11 +72,7 @@ class DomainEnvironment(Environment[TurnAction, TurnObservation, State]):
     async def reset_async(
         self, seed: int | None = None, episode_id: str | None = None, **options: Any
     ) -> TurnObservation:
-        """Begin an episode.
-
-        Raises:
-            ValueError: an `index` outside the rows.
-        """
+        """Begin an episode; ValueError for an `index` outside the rows."""
         index = options.get("index")
         if index is None:
             index = random.Random(seed).randrange(len(self._rows))
@@ -107,11 +98,7 @@ class DomainEnvironment(Environment[TurnAction, TurnObservation, State]):
     async def step_async(
         self, action: TurnAction, timeout_s: float | None = None, **_: Any
     ) -> TurnObservation:
-        """Give the model's turn to the episode.
-
-        Raises:
-            RuntimeError: no episode has begun, or it has ended.
-        """
+        """Give the model's turn to the episode; RuntimeError without one."""
         if self._episode is None:
             raise RuntimeError("no episode: reset first")
         self._state.step_count += 1
@@ -138,11 +125,7 @@ def _verdict(grade: Grade) -> TurnObservation:
 def application(
     rows: Sequence[Row], environment: rollout.Environment, name: str, max_sessions: int
 ) -> FastAPI:
-    """The server's application.
-
-    Args:
-        max_sessions: episodes at the same time.
-    """
+    """The server's application, with at most `max_sessions` episodes at a time."""
     return create_app(
         lambda: DomainEnvironment(rows, environment), TurnAction, TurnObservation, env_name=name,
         max_concurrent_envs=max_sessions,

@@ -65,11 +65,7 @@ class OpenEnvSettings(DomainSettings):
         return between
 
     def text_of(self, observation: Mapping[str, Any]) -> str:
-        """What the model reads of an observation.
-
-        Raises:
-            OpenEnvError: it has no such field.
-        """
+        """What the model reads of an observation."""
         if self.observation not in observation:
             known = ", ".join(sorted(observation)) or "none"
             raise OpenEnvError(
@@ -81,11 +77,7 @@ class OpenEnvSettings(DomainSettings):
 
 
 def reset_options(label: str) -> dict[str, Any]:
-    """A row's `answer`: the options of its episode's reset.
-
-    Raises:
-        ValueError: it is no JSON object.
-    """
+    """A row's `answer`, a JSON object: the options of its episode's reset."""
     try:
         options = json.loads(label)
     except ValueError:
@@ -96,11 +88,7 @@ def reset_options(label: str) -> dict[str, Any]:
 
 
 def grade(response: str, label: str) -> Grade:
-    """Nothing is graded here: the environment gives the reward. Rows are checked with this.
-
-    Raises:
-        ValueError: the label is not that of an episode.
-    """
+    """Nothing is graded here; ValueError for a label that is not that of an episode."""
     reset_options(label)
     return Grade(reward=0.0, correct=False, reason="ungraded")
 
@@ -200,14 +188,7 @@ def _without_end(text: str, control_tokens: Sequence[str]) -> str:
 
 
 async def beginnings(settings: OpenEnvSettings, options: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The texts that episodes begin with.
-
-    Args:
-        options: of each episode's reset.
-
-    Raises:
-        OpenEnvError: the environment does not answer.
-    """
+    """The texts that episodes begin with."""
     texts = []
     for each in options:
         session = Session(settings.url, settings.timeout_s)
@@ -219,11 +200,7 @@ async def beginnings(settings: OpenEnvSettings, options: Sequence[Mapping[str, A
 
 
 def check(settings: OpenEnvSettings) -> None:
-    """See that the environment answers, before Ray starts.
-
-    Raises:
-        ValueError: one line with the address and the cause.
-    """
+    """See that the environment answers, before Ray starts."""
     try:
         asyncio.run(beginnings(settings, [{"seed": 0}]))
     except OpenEnvError as error:

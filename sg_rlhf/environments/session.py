@@ -33,13 +33,7 @@ class ServerIsFull(OpenEnvError):
 
 @dataclass(frozen=True)
 class Step:
-    """What an environment says to a reset or an action.
-
-    Attributes:
-        observation: its fields, as the environment's schema has them.
-        reward: of this step; None where it gives none.
-        done: whether the episode has ended.
-    """
+    """What an environment says to a reset or an action; reward None where it gives none."""
 
     observation: Mapping[str, Any]
     reward: float | None
@@ -66,14 +60,7 @@ class Session:
         await self._http.close()
 
     async def reset(self, options: Mapping[str, Any]) -> Step:
-        """Connect, and begin an episode. While the server has no free session, try again.
-
-        Args:
-            options: such as ``{"seed": 0}``; what else there is depends on the environment.
-
-        Raises:
-            OpenEnvError: no server, no answer, or an error for an answer.
-        """
+        """Connect, and begin an episode. While the server has no free session, try again."""
         deadline = time.monotonic() + self._timeout_s
         while True:
             await self._connect()

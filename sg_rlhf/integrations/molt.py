@@ -33,16 +33,7 @@ from sg_rlhf.algo.weightings import Weighting, make_weighting
 def register(
     name: str, weighting: str | Weighting = "grpo_sg", objective: str = "ppo"
 ) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Register a policy loss.
-
-    Args:
-        name: as ``PolicyLoss(loss_mode=...)`` names it; none that is registered already.
-        weighting: the token weighting, or its name for default parameters.
-        objective: the objective's name.
-
-    Returns:
-        The loss, with Molt's signature.
-    """
+    """Register a policy loss, with a weighting and an objective, as ``loss_mode=NAME``."""
     cfg = make_weighting(weighting)
 
     @register_policy_loss(name)

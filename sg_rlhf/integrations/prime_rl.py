@@ -32,17 +32,7 @@ def grpo_sg(
     eps_high: float = 0.24,
     dual_clip: float | None = None,
 ) -> LossOutputs:
-    """The loss of one sequence: the sum over its tokens, [seq] in all inputs.
-
-    Args:
-        inputs: prime-rl's.
-        weighting: the token weighting's name.
-        parameters: its parameters.
-        objective: the objective's name.
-        eps_low: lower clip range.
-        eps_high: upper clip range.
-        dual_clip: see :func:`~sg_rlhf.algo.policy_loss.policy_loss`.
-    """
+    """The loss of one sequence: the sum over its tokens, [seq] in all inputs."""
     weights = inputs.loss_weights
     output = policy_loss(
         inputs.trainer_logprobs[None],

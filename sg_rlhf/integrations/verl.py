@@ -43,16 +43,7 @@ _METRICS = {
 def register(
     name: str, weighting: str | Weighting = "grpo_sg", objective: str = "ppo"
 ) -> Callable[..., tuple[Tensor, dict[str, Any]]]:
-    """Register a policy loss.
-
-    Args:
-        name: as ``policy_loss.loss_mode`` names it.
-        weighting: the token weighting, or its name for default parameters.
-        objective: the objective's name.
-
-    Returns:
-        The loss, with verl's signature.
-    """
+    """Register a policy loss, with a weighting and an objective, as ``loss_mode=NAME``."""
     cfg = make_weighting(weighting)
 
     @register_policy_loss(name)

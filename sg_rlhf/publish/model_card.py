@@ -38,15 +38,7 @@ class CardError(ValueError):
 
 @dataclass(frozen=True)
 class Score:
-    """One score of the model.
-
-    Attributes:
-        dataset: the benchmark or data set.
-        metric: the score's name, such as ``accuracy`` or ``avg@16``.
-        value: share in [0, 1].
-        low, high: its 95 % interval.
-        questions: number of questions.
-    """
+    """One score of the model: a share in [0, 1] with its 95 % interval."""
 
     dataset: str
     metric: str
@@ -57,19 +49,7 @@ class Score:
 
 
 def write(run_dir: Path, results: Sequence[Path] = ()) -> Path:
-    """Write the card into the folder of the run's final model.
-
-    Args:
-        run_dir: a finished run.
-        results: ``results.json`` files, or their folders, of evaluations of the final model.
-
-    Returns:
-        The file.
-
-    Raises:
-        CardError: the run has not ended, or a results file cannot be read.
-        OSError: the file cannot be written.
-    """
+    """Write the card into the folder of the final model, with the scores of `results`."""
     if not final_checkpoint_complete(run_dir):
         raise CardError(f"{run_dir}: no complete final model in it; let the run end first")
     try:
@@ -83,13 +63,7 @@ def write(run_dir: Path, results: Sequence[Path] = ()) -> Path:
 
 
 def card(run: Run, started: Mapping[str, Any], scores: Sequence[Score] = ()) -> str:
-    """The text of a run's card.
-
-    Args:
-        run: the run.
-        started: the content of ``started_with.json``: the files' SHA-256 by recipe key.
-        scores: scores of the final model beside those on held-out prompts.
-    """
+    """The text of the card of a run."""
     # A folder of `sg-rlhf data model` says which model it has.
     made_from = run.environment.get("model") or {}
     base = str(made_from.get("model") or run.setting("actor.model_name_or_path"))
@@ -129,14 +103,7 @@ def card(run: Run, started: Mapping[str, Any], scores: Sequence[Score] = ()) -> 
 
 
 def read_scores(path: Path) -> list[Score]:
-    """The scores of an evaluation's ``results.json``.
-
-    Args:
-        path: the file, or the folder that ``sg-rlhf eval --out`` wrote.
-
-    Raises:
-        CardError: it is no such file.
-    """
+    """The scores of a ``results.json``, or of the folder that has it."""
     file = path / "results.json" if path.is_dir() else path
     found = []
     try:

@@ -66,13 +66,7 @@ class Discordant:
 
 @dataclass(frozen=True)
 class BenchmarkComparison:
-    """The comparison of one benchmark.
-
-    Attributes:
-        scores: as in `results.json`.
-        discordant: questions better in A first, the largest differences first.
-        concordant: number of questions with equally many correct responses.
-    """
+    """Scores of A and B, the questions that differ, and how many do not."""
 
     benchmark: Benchmark
     scores: Mapping[str, Difference]
@@ -234,7 +228,7 @@ def _check_same(a: RunResults, b: RunResults, names: Sequence[str]) -> None:
 
 
 def known_benchmarks(suite: Suite, side: RunResults) -> dict[str, Benchmark]:
-    """The benchmarks of a suite by name."""
+    """The benchmarks of a suite by name, as a run has them."""
     known = {benchmark.name: benchmark for benchmark in suite.benchmarks}
     if suite.name == own_rows.NAME:
         known = {name: own_rows.stored_benchmark(name) for name in side.request["benchmarks"]}

@@ -41,13 +41,7 @@ def pass_at_k(n: int, correct: int, k: int) -> float:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A score with its distribution.
-
-    Attributes:
-        value: share in [0, 1].
-        draws: the score on each bootstrap resample of the questions, or posterior draws of it.
-        n_questions: number of questions.
-    """
+    """A score (a share in [0, 1]) with draws of it: bootstrap resamples, or posterior draws."""
 
     value: float
     draws: Array
