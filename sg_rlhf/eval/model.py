@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import hashlib
 import json
 import os
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,8 @@ from typing import Any
 from sg_rlhf.common import module_paths
 from sg_rlhf.data_io import model_folder
 from sg_rlhf.data_io.dataset_writer import sha256_of
+from sg_rlhf.eval.engines import vllm
+from sg_rlhf.tasks import chat
 from sg_rlhf.tasks.questions import EvalError, one_line
 
 # What decides a response; not the README, optimizer states or a trainer's notes.
@@ -176,3 +181,80 @@ def cpu_only() -> bool:
     import torch
 
     return not torch.cuda.is_available()
+
+
+@dataclass(frozen=True)
+class ModelHandle:
+    """The model with its tokenizer and context.
+
+    Attributes:
+        context: most tokens of prompt and response; None if a server does not tell.
+        tokenizer: None for a model that only a server knows.
+        cpu: there is no CUDA device.
+        server: of `--engine openai`.
+    """
+
+    model: Model
+    context: int | None
+    tokenizer: Any
+    cpu: bool = False
+    server: Any = None
+
+    def tokenize(self, prompts: Sequence[str]) -> list[list[int]]:
+        """Token ids of prompts; empty if the server does not tell."""
+        if self.tokenizer is not None:
+            return chat.encode(prompts, self.tokenizer)
+        found: list[list[int]] = self.server.tokenize(prompts)
+        return found
+
+
+def open_model(args: argparse.Namespace, name: str) -> ModelHandle:
+    """Find the model and load its tokenizer, or ask the server for it."""
+    if args.engine == "openai":
+        return open_server(args, name)
+    cpu = cpu_only()
+    dtype = args.dtype if args.dtype != "auto" else "float32" if cpu else None
+    loaded = with_merged_adapters(name, dtype)
+    model = replace(find_model(loaded, args.revision), name=name)
+    vllm.set_environment(cpu)
+    tokenizer = load_tokenizer(model)
+    set_template_arguments(tokenizer, args.chat_template_kwargs)
+    return ModelHandle(model, context_length(model), tokenizer, cpu)
+
+
+def open_server(args: argparse.Namespace, name: str) -> ModelHandle:
+    """The server of `--base-url`; if it is vLLM, with its model's tokenizer where found here."""
+    from sg_rlhf.eval.engines.server import ServerEngine
+
+    # A server does not show its weights: a local folder is fingerprinted, a name stands for itself.
+    local = (Path(name) / "config.json").is_file()
+    model = find_model(name, None) if local else served_model(name)
+    server = ServerEngine(
+        args.base_url,
+        model.name,
+        model.location,
+        args.concurrency,
+        chat=args.chat_template,
+        system_prompt=args.system_prompt,
+        chat_template_kwargs=args.chat_template_kwargs,
+    )
+    if server.context is None:
+        print("notice: the server does not tell its context; nothing is cut", flush=True)
+    tokenizer = None
+    if server.is_vllm and not args.chat_template:
+        location = model.location if local else server.root
+        with contextlib.suppress(EvalError):
+            tokenizer = load_tokenizer(Model(name, location, None, ""))
+    if tokenizer is not None:
+        set_template_arguments(tokenizer, args.chat_template_kwargs)
+    return ModelHandle(model, server.context, tokenizer, server=server)
+
+
+def set_template_arguments(tokenizer: Any, arguments: Mapping[str, Any]) -> None:
+    """Let the chat template get these arguments."""
+    if not arguments:
+        return
+    try:
+        tokenizer.apply_chat_template = chat.template_with(tokenizer, arguments)
+    except ValueError as error:
+        raise EvalError(f"--chat-template-kwargs: {error}") from None

@@ -13,12 +13,10 @@ import functools
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from sg_rlhf.common import home
 from sg_rlhf.common.atomic_io import best_effort_output
@@ -36,19 +34,11 @@ from sg_rlhf.eval.command_line import (
 )
 from sg_rlhf.eval.engines import vllm
 from sg_rlhf.eval.engines.base import Engine, Sample
-from sg_rlhf.eval.model import (
-    Model,
-    context_length,
-    cpu_only,
-    find_model,
-    load_tokenizer,
-    served_model,
-    with_merged_adapters,
-)
+from sg_rlhf.eval.model import ModelHandle, open_model
 from sg_rlhf.eval.rescore import rescore
 from sg_rlhf.eval.scores import results, tables
 from sg_rlhf.eval.store import Store, model_of
-from sg_rlhf.tasks import chat, registry
+from sg_rlhf.tasks import registry
 from sg_rlhf.tasks.codec import TokenizerCodec
 from sg_rlhf.tasks.domain import Domain
 from sg_rlhf.tasks.questions import EvalError, Missing
@@ -65,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         line = parse_arguments(sys.argv[1:] if argv is None else argv)
         if line.args.list:
             line.refuse_all_but(_LIST_OPTIONS, "has no effect on --list")
-            list_suites(line.suites, console)
+            suites.show(line.suites, console)
             return 0
         if line.args.compare is not None:
             return compare_folders(line, console)
@@ -88,34 +78,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 #: Options that `--compare` and `--list` have a use for.
 _COMPARE_OPTIONS = {"compare", "suite", "out", "only", "k", "seed"}
 _LIST_OPTIONS = {"list", "suite"}
-
-
-def list_suites(suites: Mapping[str, Suite], console: Console) -> None:
-    """Print one table per suite: its benchmarks, with sizes, settings and licences."""
-    for name, suite in suites.items():
-        if not suite.benchmarks:  # --data FILE
-            continue
-        caption = f"without --only: {', '.join(suite.by_default)}" if suite.by_default else None
-        table = Table(
-            title=f"--suite {name}: {suite.title}", title_justify="left",
-            caption=caption, caption_justify="left",
-        )  # fmt: skip
-        for title in ("--only", "benchmark", "questions", "settings", "scores", "licence"):
-            table.add_column(title)
-        for b in suite.benchmarks:
-            s = b.settings
-            how = "greedy" if s.temperature == 0 else f"T={s.temperature:g}, top_p={s.top_p:g}"
-            names = [b.mean_name, *(f"pass@{k}" for k in b.pass_at)]
-            if s.n > 1:
-                names.append(f"bayes@{s.n}")
-            if b.headline_groups:
-                names.append("by number of people")
-            only = b.name if b.family == b.name else f"{b.name} ({b.family})"
-            table.add_row(
-                only, b.title, str(b.size), f"{how}, {s.max_tokens} tokens, n={s.n}",
-                ", ".join(names), b.licence,
-            )  # fmt: skip
-        console.print(table)
 
 
 def compare_folders(line: CommandLine, console: Console) -> int:
@@ -150,7 +112,13 @@ def evaluate(line: CommandLine, console: Console) -> int:
     run_settings = {} if run_dir is None else training_runs.settings_of(run_dir)
     with Store(args.out, args.resume) as store:
         with contextlib.ExitStack() as resources:
-            target = functools.cache(lambda: open_model(args, name, domain))
+
+            @functools.cache
+            def target() -> ModelHandle:
+                if name is None:
+                    raise Missing([no_model(args, domain)])
+                return open_model(args, name)
+
             knows_tokens = args.engine != "openai" or (name and target().tokenizer is not None)
             setup = Setup(
                 benchmarks=benchmarks,
@@ -273,85 +241,6 @@ def as_chats(
     if tokenizer is not None:
         benchmarks = chat_prompts.with_template(benchmarks, tokenizer, args.system_prompt)
     return benchmarks, {**request, "chat": {"system_prompt": args.system_prompt}}
-
-
-@dataclass(frozen=True)
-class ModelHandle:
-    """The model with its tokenizer and context.
-
-    Attributes:
-        context: most tokens of prompt and response; None if a server does not tell.
-        tokenizer: None for a model that only a server knows.
-        cpu: there is no CUDA device.
-        server: of `--engine openai`.
-    """
-
-    model: Model
-    context: int | None
-    tokenizer: Any
-    cpu: bool = False
-    server: Any = None
-
-    def tokenize(self, prompts: Sequence[str]) -> list[list[int]]:
-        """Token ids of prompts; empty if the server does not tell."""
-        if self.tokenizer is not None:
-            return chat.encode(prompts, self.tokenizer)
-        found: list[list[int]] = self.server.tokenize(prompts)
-        return found
-
-
-def open_model(args: argparse.Namespace, name: str | None, domain: Domain | None) -> ModelHandle:
-    """Find the model and load its tokenizer, or ask the server for it."""
-    if name is None:
-        raise Missing([no_model(args, domain)])
-    if args.engine == "openai":
-        return open_server(args, name)
-    cpu = cpu_only()
-    dtype = args.dtype if args.dtype != "auto" else "float32" if cpu else None
-    loaded = with_merged_adapters(name, dtype)
-    model = replace(find_model(loaded, args.revision), name=name)
-    vllm.set_environment(cpu)
-    tokenizer = load_tokenizer(model)
-    set_template_arguments(tokenizer, args.chat_template_kwargs)
-    return ModelHandle(model, context_length(model), tokenizer, cpu)
-
-
-def open_server(args: argparse.Namespace, name: str) -> ModelHandle:
-    """The server of `--base-url`; if it is vLLM, with its model's tokenizer where found here."""
-    from sg_rlhf.eval.engines.server import ServerEngine
-
-    # A server does not show its weights: a local folder is fingerprinted, a name stands for itself.
-    local = (Path(name) / "config.json").is_file()
-    model = find_model(name, None) if local else served_model(name)
-    server = ServerEngine(
-        args.base_url,
-        model.name,
-        model.location,
-        args.concurrency,
-        chat=args.chat_template,
-        system_prompt=args.system_prompt,
-        chat_template_kwargs=args.chat_template_kwargs,
-    )
-    if server.context is None:
-        print("notice: the server does not tell its context; nothing is cut", flush=True)
-    tokenizer = None
-    if server.is_vllm and not args.chat_template:
-        location = model.location if local else server.root
-        with contextlib.suppress(EvalError):
-            tokenizer = load_tokenizer(Model(name, location, None, ""))
-    if tokenizer is not None:
-        set_template_arguments(tokenizer, args.chat_template_kwargs)
-    return ModelHandle(model, server.context, tokenizer, server=server)
-
-
-def set_template_arguments(tokenizer: Any, arguments: Mapping[str, Any]) -> None:
-    """Let the chat template get these arguments."""
-    if not arguments:
-        return
-    try:
-        tokenizer.apply_chat_template = chat.template_with(tokenizer, arguments)
-    except ValueError as error:
-        raise EvalError(f"--chat-template-kwargs: {error}") from None
 
 
 def fit(

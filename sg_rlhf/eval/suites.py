@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rich.console import Console
+from rich.table import Table
+
 from sg_rlhf.eval import own_rows
 from sg_rlhf.tasks import registry
 from sg_rlhf.tasks.domain import Domain, load
@@ -77,3 +80,31 @@ def suite_at(import_path: str) -> Suite:
         return suite_of(registry.find(import_path))
     except ValueError as error:
         raise EvalError(f"--suite {error}") from None
+
+
+def show(suites: Mapping[str, Suite], console: Console) -> None:
+    """Print one table per suite: its benchmarks, with sizes, settings and licences."""
+    for name, suite in suites.items():
+        if not suite.benchmarks:  # --data FILE
+            continue
+        caption = f"without --only: {', '.join(suite.by_default)}" if suite.by_default else None
+        table = Table(
+            title=f"--suite {name}: {suite.title}", title_justify="left",
+            caption=caption, caption_justify="left",
+        )  # fmt: skip
+        for title in ("--only", "benchmark", "questions", "settings", "scores", "licence"):
+            table.add_column(title)
+        for b in suite.benchmarks:
+            s = b.settings
+            how = "greedy" if s.temperature == 0 else f"T={s.temperature:g}, top_p={s.top_p:g}"
+            names = [b.mean_name, *(f"pass@{k}" for k in b.pass_at)]
+            if s.n > 1:
+                names.append(f"bayes@{s.n}")
+            if b.headline_groups:
+                names.append("by number of people")
+            only = b.name if b.family == b.name else f"{b.name} ({b.family})"
+            table.add_row(
+                only, b.title, str(b.size), f"{how}, {s.max_tokens} tokens, n={s.n}",
+                ", ".join(names), b.licence,
+            )  # fmt: skip
+        console.print(table)

@@ -17,7 +17,8 @@ from transformers import AutoTokenizer
 from sg_rlhf.eval import chat_prompts
 from sg_rlhf.eval.engines.base import Sample
 from sg_rlhf.eval.engines.server import ServerEngine
-from sg_rlhf.eval.run import main, open_model
+from sg_rlhf.eval.model import open_model
+from sg_rlhf.eval.run import main
 from sg_rlhf.eval.suites import SUITES
 from sg_rlhf.tasks.math.grading import grade_many
 from sg_rlhf.tasks.questions import EvalError, Question, generated_source
@@ -63,12 +64,12 @@ def test_arguments_of_a_template_reach_the_prompt(tmp_path):
     args = argparse.Namespace(
         engine="vllm", revision=None, dtype="auto", chat_template_kwargs={"enable_thinking": False}
     )
-    tokenizer = open_model(args, str(model), None).tokenizer
+    tokenizer = open_model(args, str(model)).tokenizer
     (found,) = chat_prompts.with_template(loaded("Hi"), tokenizer, None)
     assert found.questions[0].prompt == "Hi#"
     args.chat_template_kwargs = {"enable_thinkng": False}
     with pytest.raises(EvalError, match="--chat-template-kwargs: enable_thinkng: the model's chat"):
-        open_model(args, str(model), None)
+        open_model(args, str(model))
 
 
 def test_a_model_without_a_template_and_a_prompt_that_is_a_chat_are_refused():
