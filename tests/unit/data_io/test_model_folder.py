@@ -49,7 +49,7 @@ def test_an_evaluation_of_adapters_without_their_base_ends_before_anything_start
     adapters, tmp_path, capsys
 ) -> None:
     out = tmp_path / "out"
-    assert main(["--suite", "kk", "--model", str(adapters), "--out", str(out)]) == 2
+    assert main(["--suite", "arithmetic", "--model", str(adapters), "--out", str(out)]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "--base /no/base: no such folder" in error
     assert not out.exists()

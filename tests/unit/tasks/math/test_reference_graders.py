@@ -6,7 +6,7 @@ them where the machinery is what is tested.
 
 from __future__ import annotations
 
-import argparse
+from contextlib import ExitStack
 
 import pytest
 
@@ -15,6 +15,7 @@ from sg_rlhf.tasks.math import reference_graders
 from sg_rlhf.tasks.math.reference_graders import GRADERS, ReferenceGraders, find_sources
 from sg_rlhf.tasks.math.suite import SUITE, grader_names
 from sg_rlhf.tasks.questions import EvalError
+from sg_rlhf.tasks.suite import Setup
 
 IS_EQUIV = """
 import os, time
@@ -91,18 +92,24 @@ def test_names():
 
 
 def test_sources_without_a_grader_are_refused(tmp_path):
-    parser = argparse.ArgumentParser()
-    SUITE.add_options(parser)
-    SUITE.check(parser.parse_args(["--grader", "verl", "--grader-sources", str(tmp_path)]))
-    with pytest.raises(EvalError, match="--grader-sources: only with --grader"):
-        SUITE.check(parser.parse_args(["--grader-sources", str(tmp_path)]))
+    options = {"grader": "ours", "grader_sources": tmp_path}
+    with ExitStack() as resources, pytest.raises(EvalError, match="only with --grader"):
+        SUITE.prepare(Setup((), options, resources, regrade=True))
+    options = {"grader": "verl", "grader_sources": tmp_path / "gone"}
+    with ExitStack() as resources, pytest.raises(EvalError, match="no such folder"):
+        SUITE.prepare(Setup((), options, resources, regrade=True))
 
 
 def test_statistics_count_each_side():
     verdicts = [(True, True), (True, False), (False, True), (False, None)]
     rows = [{"correct": ours, "graders": {"verl": theirs}} for ours, theirs in verdicts]
-    assert SUITE.statistics(rows, 0) == {
+    found = SUITE.report({"aime": rows}, {})
+    assert found.figures["aime"] == {
         "graders": {"verl": {"accuracy": 0.5, "only_ours": 1, "only_theirs": 1, "no_verdict": 1}}
     }
-    assert SUITE.statistics([{"correct": True}], 0) == {}
+    (table,) = found.tables
+    assert table.rows[0][:3] == ["aime", "ours", "0.500"]
+    assert table.rows[1] == ["aime", "verl", "0.500", "1", "1", "1"]
+    plain = SUITE.report({"aime": [{"correct": True}]}, {})
+    assert plain.figures["aime"] == {} and not plain.tables
     assert Grade(1.0, True, "correct").others == {}
