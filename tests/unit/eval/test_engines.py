@@ -7,17 +7,23 @@ import json
 import os
 from collections.abc import Iterator
 from importlib import metadata
+from pathlib import Path
+from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
 from sg_rlhf.eval.engines import server
 from sg_rlhf.eval.engines.base import Sample
 from sg_rlhf.eval.engines.server import ServerEngine
 from sg_rlhf.eval.engines.vllm import set_environment
 from sg_rlhf.eval.model import cpu_only
+from sg_rlhf.eval.run import main
 from sg_rlhf.eval.suites import SUITES
 from sg_rlhf.tasks.questions import EvalError, Question
 from tests.http_server import Handler, serving
+
+TINY = Path(__file__).parents[3] / "sg_rlhf" / "tiny" / "math_tiny"
 
 # -- What an engine's process finds in its environment before its library is imported ------------
 
@@ -188,3 +194,49 @@ def test_a_proxy_that_cannot_be_used_is_one_line(
     with pytest.raises(EvalError, match=words) as raised:
         ServerEngine("http://server.invalid/v1", "served", "served")
     assert "\n" not in str(raised.value)
+
+
+# -- A vLLM server: token ids in, token ids out --------------------------------------------------
+
+
+class Vllm(Handler):
+    """A vLLM server of the tiny model, which guesses `d` each time."""
+
+    asked: list[dict[str, Any]]
+
+    def do_GET(self) -> None:
+        entry = {"id": "served", "root": str(TINY), "owned_by": "vllm", "max_model_len": 1024}
+        self.answer(json.dumps({"data": [entry]}).encode())
+
+    def do_POST(self) -> None:
+        body = json.loads(self.content())
+        self.asked.append(body)
+        ids = AutoTokenizer.from_pretrained(TINY)(" d\n")["input_ids"]
+        choice = {"text": " d\n", "finish_reason": "stop", "token_ids": ids}
+        found = {"choices": [choice], "usage": {"completion_tokens": len(ids)}}
+        self.answer(json.dumps(found).encode())
+
+
+def test_a_vllm_server_gets_and_returns_token_ids(tmp_path: Path) -> None:
+    Vllm.asked = []
+    tokenizer = AutoTokenizer.from_pretrained(TINY)
+    with serving(Vllm) as url:
+        given = ["--engine", "openai", "--base-url", f"{url}/v1", "--model", "served"]
+        guess = ["--suite", "tests.domains.guess:GUESS", "--limit", "3"]
+        assert main([*guess, *given, "--out", str(tmp_path / "dialogues")]) == 0
+        dialogues, Vllm.asked = Vllm.asked, []
+        sums = ["--suite", "arithmetic", "--only", "sums", "--limit", "1", "--samples", "1"]
+        assert main([*sums, *given, "--out", str(tmp_path / "messages")]) == 0
+    # A turn's prompt begins with the prompt before, and with the tokens that were returned.
+    first = next(body["prompt"] for body in dialogues)
+    assert {body["return_token_ids"] for body in dialogues} == {True}
+    assert dialogues[0]["stop"] == ["\n"] and dialogues[0]["include_stop_str_in_output"]
+    sampled = tokenizer(" d\n")["input_ids"]
+    later = [body["prompt"] for body in dialogues if len(body["prompt"]) > len(first)]
+    assert later and all(ids[: len(first) + len(sampled)] == first + sampled for ids in later)
+    rows = [json.loads(line) for line in (tmp_path / "dialogues" / "samples.jsonl").open()]
+    assert len(rows) == 3 and all(row["tokens"] == len(sampled) * len(row["turns"]) for row in rows)
+    # Messages are written with the chat template of the server's model.
+    (body,) = Vllm.asked
+    text = tokenizer.decode(body["prompt"])
+    assert text.startswith("<|im_start|>") and text.endswith("<|im_start|>assistant\n")
