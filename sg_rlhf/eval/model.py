@@ -18,6 +18,7 @@ from sg_rlhf.common import module_paths
 from sg_rlhf.data_io import model_folder
 from sg_rlhf.data_io.dataset_writer import sha256_of
 from sg_rlhf.eval.engines import vllm
+from sg_rlhf.eval.engines.base import Model as Model
 from sg_rlhf.tasks import chat
 from sg_rlhf.tasks.questions import EvalError, one_line
 
@@ -27,28 +28,6 @@ _FILES = (
     "special_tokens_map.json", "added_tokens.json", "*.model",
 )  # fmt: skip
 _WEIGHTS = ("*.safetensors", "*.bin")
-
-
-@dataclass(frozen=True)
-class Model:
-    """A model as given on the command line.
-
-    Attributes:
-        name: as given.
-        location: what the engines load: a folder, or a hub id.
-        revision: commit of the hub; None for a folder.
-        fingerprint: SHA-256 over the contents of the files that decide a response, independent of
-            names and times of the folder; for a hub id over id and commit.
-    """
-
-    name: str
-    location: str
-    revision: str | None
-    fingerprint: str
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {"name": self.name, "revision": self.revision, "fingerprint": self.fingerprint}
 
 
 def find_model(name: str, revision: str | None) -> Model:

@@ -141,7 +141,15 @@ def stored_benchmark(name: str) -> Benchmark:
     )  # fmt: skip
 
 
-ROWS = Suite(NAME, "your own rows", (), options=OPTIONS, prepare=prepare, report=report)
+ROWS = Suite(
+    NAME,
+    "your own rows",
+    (),
+    options=OPTIONS,
+    prepare=prepare,
+    report=report,
+    stored=stored_benchmark,
+)
 
 
 def read_questions(

@@ -282,6 +282,7 @@ class Suite:
         refused: options of every suite that have no effect on this one: flag -> the reason.
         prepare: reads the questions, and starts what the run needs.
         report: further figures and tables of the graded samples.
+        stored: name -> benchmark of a stored run, for a suite whose benchmarks are the user's own.
         training_field: of a row that was trained on, the field with the question's bare text.
         training_problems: reads the problems of a training file; None: `training_field` of its
             rows.
@@ -301,6 +302,7 @@ class Suite:
     refused: Mapping[str, str] = field(default_factory=dict)
     prepare: Callable[[Setup], Prepared] = prepare_questions
     report: Reporter = report_graders
+    stored: Callable[[str], Benchmark] | None = None
     training_field: str = "input"
     training_problems: Callable[[Path], Sequence[Problem]] | None = None
     shared_runs: int | None = None

@@ -7,7 +7,7 @@ and `Sample.row` is its line in the store.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from sg_rlhf.eval.store import Key, Row
 from sg_rlhf.tasks.grade import Grade
@@ -17,6 +17,28 @@ from sg_rlhf.tasks.suite import Benchmark, FinishReason
 #: Types of the weights; auto: the model's own.
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 ENGINES = ("vllm", "openai")
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model as given on the command line.
+
+    Attributes:
+        name: as given.
+        location: what the engines load: a folder, or a hub id.
+        revision: commit of the hub; None for a folder.
+        fingerprint: SHA-256 over the contents of the files that decide a response, independent of
+            names and times of the folder; for a hub id over id and commit.
+    """
+
+    name: str
+    location: str
+    revision: str | None
+    fingerprint: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"name": self.name, "revision": self.revision, "fingerprint": self.fingerprint}
 
 
 @dataclass(frozen=True)

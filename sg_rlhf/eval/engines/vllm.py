@@ -6,14 +6,11 @@ import asyncio
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sg_rlhf.eval.engines.base import Sample
+from sg_rlhf.eval.engines.base import Model, Sample
 from sg_rlhf.sampling import seeded_sampler, vllm_settings
 from sg_rlhf.tasks.questions import EvalError, one_line
-
-if TYPE_CHECKING:
-    from sg_rlhf.eval.model import Model
 
 
 def set_environment(cpu: bool) -> None:

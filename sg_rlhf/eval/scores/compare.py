@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.eval import own_rows
 from sg_rlhf.eval.scores import metrics, paired
 from sg_rlhf.eval.scores.paired import Difference
 from sg_rlhf.eval.store import Row, differences, read_results, read_run
@@ -230,8 +229,8 @@ def _check_same(a: RunResults, b: RunResults, names: Sequence[str]) -> None:
 def known_benchmarks(suite: Suite, side: RunResults) -> dict[str, Benchmark]:
     """The benchmarks of a suite by name, as a run has them."""
     known = {benchmark.name: benchmark for benchmark in suite.benchmarks}
-    if suite.name == own_rows.NAME:
-        known = {name: own_rows.stored_benchmark(name) for name in side.request["benchmarks"]}
+    if suite.stored is not None:
+        known = {name: suite.stored(name) for name in side.request["benchmarks"]}
     foreign = next((name for name in side.request["benchmarks"] if name not in known), None)
     if foreign is not None:
         raise EvalError(f"{side.folder}: benchmark {foreign} is not in suite {suite.name}")
