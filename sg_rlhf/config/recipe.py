@@ -332,7 +332,7 @@ def _check(
         elif key in table:
             values[key] = table[key].checked(value, where)
         elif key in removed.SAME and value == removed.SAME[key]:
-            continue
+            del origin[key]  # it sets nothing
         elif key in removed.KEYS:
             raise ConfigError(f"{where}: {removed_line(key, removed.KEYS[key])}")
         else:
