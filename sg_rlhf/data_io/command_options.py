@@ -44,11 +44,7 @@ def generate_options(
 
 
 def file_entry(path: Path, expected: str) -> dict[str, str]:
-    """A source file's name and SHA-256, for the manifest.
-
-    Raises:
-        DataError: there is no such file; the message says what was expected.
-    """
+    """A source file's name and SHA-256, for the manifest. Without the file: `DataError`."""
     if not path.is_file():
         raise DataError(f"{path}: no such file, expected {expected}")
     return {"name": path.name, "sha256": sha256_of(path)}

@@ -70,10 +70,7 @@ def git_blob_of(path: Path) -> str:
 
 
 def download(origin: Origin, folder: Path, name: str, by_hand: str | None = None) -> Path:
-    """Download a pinned file to `folder / name` and verify it.
-
-    Args:
-        by_hand: see `download_url`.
+    """Download a pinned file to `folder / name` and verify it; `by_hand` as in `download_url`.
 
     Raises:
         DataError: no connection, or the checksum differs. `folder` is unchanged.

@@ -124,16 +124,12 @@ def _digest(*values: Any) -> bytes:
 def read_prompts(
     name: str, split: str, fields: PromptSchema, seen: PromptIndex | None = None
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Read and check prompts, for the check before a run and for the run itself.
+    """Read and check prompts: (location, the fields that a run reads) of each row.
 
     Args:
-        name: a file, a folder or an id of a hub, as in a recipe.
-        split: its part; a file has one part.
+        name: a file, a folder or an id of a hub, as in a recipe; `split` is its part.
         fields: what a row must have.
         seen: the index that the rows are added to.
-
-    Yields:
-        (location, the fields that a run reads) of each row, as :meth:`PromptSchema.flat` has them.
 
     Raises:
         DataError: it cannot be read or has no rows; or one line with the row, the field, its value

@@ -115,11 +115,7 @@ def _why(error: Exception) -> str:
 
 
 def json_objects(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the JSON object of each line.
-
-    Raises:
-        DataError: a line is not a JSON object.
-    """
+    """Yield the JSON object of each line; a line that is none: `DataError`."""
     for number, row in enumerate(json_lines(path), start=1):
         if not isinstance(row, dict):
             raise DataError(f"{path}: row {number}: {truncate(row)}, expected a JSON object")
@@ -172,11 +168,7 @@ def mixed(rows: Sequence[Row], seed: str) -> list[Row]:
 
 
 def check_fraction(test_fraction: float) -> None:
-    """Check the fraction of rows to hold out.
-
-    Raises:
-        DataError: outside [0, 1).
-    """
+    """Check the fraction of rows to hold out; outside [0, 1): `DataError`."""
     if not 0.0 <= test_fraction < 1.0:
         raise DataError(f"test fraction must be at least 0 and below 1, got {test_fraction}")
 
@@ -187,18 +179,11 @@ def split_held_out(
     test_fraction: float,
     seed_of: Callable[[Any], str],
 ) -> tuple[list[Row], list[Row]]:
-    """Split items into train and test: a random fraction of each group is held out.
+    """Train and test items, in the original order: `test_fraction` of each group is held out.
 
     Args:
-        group: item -> its group.
-        test_fraction: share of each group that is held out, from 0 to below 1.
+        test_fraction: from 0 to below 1, else `DataError`.
         seed_of: group -> seed of its draw, so that one group's size does not affect another's.
-
-    Returns:
-        Train and test items, each in the original order.
-
-    Raises:
-        DataError: the fraction is outside [0, 1).
     """
     check_fraction(test_fraction)
     held_out: set[int] = set()

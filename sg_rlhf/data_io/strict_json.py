@@ -8,11 +8,7 @@ from typing import Any
 
 
 def dumps(value: Any, **options: Any) -> str:
-    """``value`` as JSON, with null for numbers that are not finite.
-
-    Args:
-        options: options of :func:`json.dumps`.
-    """
+    """``value`` as JSON, with null for numbers that are not finite."""
     return json.dumps(plain(value), allow_nan=False, **options)
 
 

@@ -207,11 +207,7 @@ class _Index:
                 self._with_run[run].append(at)
 
     def compare(self, problem: str, key: str) -> dict[int, tuple[bool, float]]:
-        """Positions that share anything with a problem -> same text, share of the runs.
-
-        Args:
-            key: the normalised problem.
-        """
+        """Positions that share anything with a problem (`key`: normalised) -> same text, share."""
         common = Counter(at for run in self._runs_of(problem) for at in self._with_run.get(run, ()))
         found = {at: (False, count / len(self.runs[at])) for at, count in common.items()}
         return found | dict.fromkeys(self._with_text.get(key, ()), (True, 1.0))

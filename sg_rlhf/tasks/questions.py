@@ -127,14 +127,7 @@ def cache_folder() -> Path:
 
 
 def check_online(path: Path, option: str = "--data-dir") -> None:
-    """Called before a file is downloaded for an evaluation.
-
-    Args:
-        option: names a folder that the file can be put into instead.
-
-    Raises:
-        EvalError: `HF_HUB_OFFLINE` forbids it.
-    """
+    """Refuse a download (`EvalError`) if `HF_HUB_OFFLINE` forbids it; `option` names a folder."""
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in {"1", "true", "yes", "on"}:
         raise EvalError(
             f"{path}: no such file, and HF_HUB_OFFLINE is set, so that it is not downloaded; give "

@@ -69,11 +69,7 @@ def logs_of(extra_logs: Any) -> dict[str, float]:
 
 
 def number_of(field: str, value: Any) -> float:
-    """The one number that a field holds.
-
-    Raises:
-        RewardValueError: it holds something else.
-    """
+    """The one number that a field holds; anything else: `RewardValueError`."""
     found = _number(_only_item(value))
     if found is None:
         raise RewardValueError(f"`{field}` is {_shown(value)}, expected {NUMBER}")

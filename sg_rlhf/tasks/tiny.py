@@ -56,11 +56,7 @@ class Recipe(ABC):
 
     @abstractmethod
     def texts(self, seed: int, *, clean: bool) -> Iterator[tuple[str, str]]:
-        """An endless stream of (prompt, response), never with a held-out item.
-
-        Args:
-            clean: right work alone.
-        """
+        """Endless (prompt, response), never with a held-out item; `clean`: right work alone."""
 
 
 @dataclass(frozen=True)

@@ -108,13 +108,9 @@ def split(
 
 
 def read_puzzles(path: str | Path, on_row: ProgressCallback | None = None) -> list[Puzzle]:
-    """Read and validate a file of Logic-RL's shape (`.parquet`) or the official one (`.jsonl`).
+    """Read a file of Logic-RL's shape (`.parquet`) or the official one (`.jsonl`).
 
-    Every row must hold the columns of `COLUMNS`, have exactly one solution, the given one, and a
-    gold answer that the reward function accepts.
-
-    Args:
-        on_row: called after each row, for a progress bar.
+    Every row must have exactly one solution, the given one, and a gold that the reward accepts.
 
     Raises:
         DataError: one line with the file, the row (counted from 1), the field, its value and what

@@ -46,7 +46,7 @@ def score(
     scheme: Scheme = "reference",
     reading: Reading = "reference",
 ) -> Grade:
-    """Grade a response (the text after the prompt) against the gold answer.
+    """Grade a response (the text after the prompt); linear in its length, defined for any text.
 
     | outcome                                     | `reference` | `table5` |
     |---------------------------------------------|-------------|----------|
@@ -56,25 +56,12 @@ def score(
     | empty or unreadable answer                  | 1 - 2       | -1 - 2   |
     | bad format                                  | -1 - 2      | -1 - 2   |
 
-    `reference` holds the totals of AR-Lopti's code, from which the paper takes its puzzles:
-    format (+1 or -1) plus answer (+2, -1.5 or -2). `table5` reads Table 5 of arXiv 2511.00066
-    literally: its "partially correct" is taken as a well-formed answer with some but not all
-    identities right, and everything below that, format errors included, as "completely wrong".
-
-    `reading` decides what is readable:
-
-    | in the answer block                                    | `reference` | `strict`   |
-    |--------------------------------------------------------|-------------|------------|
-    | `**Zoey** is a **knight**`                             | unreadable  | read       |
-    | "It is false that Zoey is a knight", and any other     | read        | unreadable |
-    | word beside the statements and their numbers           |             |            |
-    | "Mary-Ann is a knight" where Ann is asked for          | read        | unreadable |
-    | a statement over two lines                             | read        | unreadable |
-
-    Linear in the length of the response, and defined for any text.
-
-    `extracted` is the answer block if every identity could be read, which `logs["parsed"]` says
-    too.
+    `reference`: the totals of AR-Lopti's code, from which the paper takes its puzzles. `table5`:
+    Table 5 of arXiv 2511.00066, where "partially correct" is taken as a well-formed answer with
+    some but not all identities right, and everything below that as "completely wrong".
+    `extracted` is the answer block if every identity could be read. The `strict` reading also
+    takes Markdown emphasis. It takes no other word beside the statements and their numbers, no
+    longer name ("Mary-Ann" for Ann) and no statement over two lines.
 
     Args:
         solution_text_format: the gold, "(1) Zoey is a knight\\n(2) Jack is a knave".

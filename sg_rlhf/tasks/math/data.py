@@ -64,9 +64,7 @@ def read_rows(
 
     Args:
         source: name of the data set; by default the row's own, else the file's name.
-        allow_empty: a row whose answer is empty comes back with `golds == ()`, for the caller to
-            drop and count; otherwise it is an error.
-        on_row: called after each row, for a progress bar.
+        allow_empty: a row whose answer is empty comes back with `golds == ()`; else an error.
 
     Raises:
         DataError: one line with the file, the row (counted from 1), the field, its value and what

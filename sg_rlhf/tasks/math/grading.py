@@ -28,10 +28,10 @@ __all__ = ["Grade", "Reason", "WorkerPool", "compare", "grade", "grade_many", "l
 
 
 def grade(response: str, golds: str | Sequence[str], pool: WorkerPool | None = None) -> Grade:
-    r"""Grade a response (the text after the prompt).
+    r"""Grade a response (the text after the prompt). Thread-safe.
 
-    Thread-safe. Takes microseconds where text or exact numbers decide, milliseconds where
-    math-verify does, at most the pool's limit plus 0.2 s. The first such answer starts the pool.
+    Takes microseconds where text or exact numbers decide, milliseconds where math-verify does, at
+    most the pool's limit plus 0.2 s. The first such answer starts the pool.
 
     >>> found = grade(r"So it is $\boxed{\frac{6}{8}}$.", "3/4")
     >>> (found.reward, found.reason, found.extracted)
@@ -39,11 +39,7 @@ def grade(response: str, golds: str | Sequence[str], pool: WorkerPool | None = N
 
     Args:
         golds: the reference answers, any of which is right; with or without dollar signs.
-        pool: the workers for what needs math-verify; by default the process's own (`shared_pool`).
-
-    Returns:
-        Reward 1 or 0; `extracted`, the text of the box, or None without one; `format_ok`, whether
-        there is a box.
+        pool: by default the process's own (`shared_pool`).
 
     Raises:
         ValueError: no reference answer, or an empty one: a fault of the data.

@@ -18,11 +18,7 @@ def prompt_of(problem: str) -> str:
 
 
 def problem_of(prompt: str) -> str:
-    """The bare problem of a prompt: the inverse of `prompt_of`.
-
-    Raises:
-        ValueError: the prompt does not end in `SUFFIX`.
-    """
+    """The bare problem of a prompt; one that does not end in `SUFFIX`: `ValueError`."""
     if not prompt.endswith(SUFFIX):
         raise ValueError(f"{prompt[-80:]!r}, expected a prompt that ends in {SUFFIX!r}")
     return prompt[: -len(SUFFIX)]

@@ -138,11 +138,7 @@ GRADERS: Mapping[str, ReferenceGrader] = {
 
 
 def find_sources(names: Sequence[str], folder: Path | None) -> dict[str, list[Path]]:
-    """Each grader's files.
-
-    Args:
-        names: of `GRADERS`.
-        folder: holds the files as OWNER/REPOSITORY/PATH; None: they are downloaded.
+    """The files of each named grader, under `folder` as OWNER/REPOSITORY/PATH, or downloaded.
 
     Raises:
         ValueError: a file is missing, another one than pinned, or cannot be downloaded; or a

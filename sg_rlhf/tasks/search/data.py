@@ -106,12 +106,7 @@ def read_questions(
     """Read and check a file: parquet or JSONL, of Search-R1's shape, FlashRAG's, or our own.
 
     A row needs `question` (not empty) and its golds: `golden_answers`,
-    `reward_model.ground_truth.target`, or our `answer`. `id` and `data_source` (or `datasource`)
-    are taken where they are.
-
-    Args:
-        source: of rows that name none; default: the file's name.
-        on_row: called after each row, for a progress bar.
+    `reward_model.ground_truth.target`, or our `answer`. `source` is that of rows that name none.
 
     Raises:
         DataError: one line with the file, the row (counted from 1), the field, its value and what

@@ -28,12 +28,8 @@ _INSTRUCTIONS = (
 def build_prompt(question: str, style: Style = "search_r1") -> str:
     """The text of the user's turn; ends in a question mark and a newline, as the reference's does.
 
-    The reference puts it through the model's chat template, which OpenRLHF does with
-    `data.apply_chat_template=true`.
-
-    Args:
-        style: `search_r1`, or `short`: the bare question, for a model whose whole context would be
-            half full with the instructions.
+    `style`: `search_r1`, or `short`: the bare question, for a model whose whole context would be
+    half full with the instructions.
     """
     text = question.strip()
     if not text.endswith("?"):

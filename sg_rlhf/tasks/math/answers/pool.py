@@ -167,11 +167,7 @@ class WorkerPool:
 
 @lru_cache(maxsize=1)
 def shared_pool() -> WorkerPool:
-    """The pool of this process: `SG_MATH_WORKERS` workers (2), `SG_MATH_LIMIT_S` seconds (2).
-
-    Raises:
-        ValueError: a variable does not hold a positive number.
-    """
+    """This process's, by `SG_MATH_WORKERS` and `SG_MATH_LIMIT_S`; a bad value: `ValueError`."""
     return WorkerPool(
         int(_from_environment("SG_MATH_WORKERS", DEFAULT_WORKERS)),
         _from_environment("SG_MATH_LIMIT_S", LIMIT_S),
