@@ -100,7 +100,6 @@ def sharpness(
         loss_pieces: see ``LossPieces``.
         rho: radius, above 0, in the unit of the parameters.
         steps: points that are evaluated, at least 1.
-        on_step: called after each evaluation (the centre's too), for a progress bar.
 
     Memory: beside the parameters one copy of them (theta) and their gradient. The parameters are
     moved in place and are bit for bit theta again afterwards, also after an error; their ``.grad``

@@ -58,7 +58,6 @@ def group_advantages(rewards_BG: Tensor, std: str = "sample", eps: float = 1e-9)
         rewards_BG: [B, G], rewards of the G responses to each of B prompts.
         std: ``sample`` divides the sum of squares by G - 1, as OpenRLHF does. ``population``
             divides by G, as the proof of Theorem 3.3 assumes: the squares of a row then sum to G.
-        eps: added to the standard deviation.
 
     Returns:
         [B, G].
@@ -102,7 +101,6 @@ def compared_rewards(
         rewards_BG: [B, G], rewards of G responses to each prompt; those that do not count may hold
             anything.
         counts_BG: bool [B, G], which responses count.
-        estimator: one of :data:`COMPARING`.
         std: for ``group_norm``: ``sample`` (divides by n - 1) or ``population`` (by n).
         eps: for ``group_norm``, added to s.
 
@@ -163,6 +161,5 @@ def max_surrogate(eps_high: float, group_size: int) -> float:
 
     Args:
         eps_high: upper clip range.
-        group_size: G, responses per prompt.
     """
     return (1 + eps_high) * math.sqrt(group_size)

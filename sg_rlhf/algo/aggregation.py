@@ -43,7 +43,6 @@ def aggregate(
     Args:
         loss_BT: [B, T]. Masked positions may hold anything, also NaN.
         mask_BT: [B, T], 1 or True on the tokens that count.
-        aggregation: one of :data:`AGGREGATIONS`.
         total: number of tokens, of responses with a token, or of prompts with a token that the mean
             divides by. None for that of this batch.
         prompt_tokens: [B], for prompt-mean: tokens that the prompt of each response has in the

@@ -50,7 +50,6 @@ def kl_estimate(
         ref_log_probs: [B, T], log-probs of the reference policy.
         weights: [B, T], of :func:`~sg_rlhf.algo.token_weights.token_weights`; read without a
             gradient, and only by wk3 and wk3_eq11.
-        estimator: one of :data:`ESTIMATORS`.
         old_log_probs: [B, T], log-probs of the policy that sampled; only for the importance weight
             of ``unbiased_gradient``.
         unbiased_gradient: keep the value, but give it the gradient of the true reverse KL: w IS d

@@ -21,13 +21,7 @@ T = TypeVar("T", bound="Parameters")
 
 
 class ParameterError(ValueError):
-    """A parameter's value is refused.
-
-    Attributes:
-        name: the parameter.
-        value: the refused value.
-        expected: the values that it takes, in words.
-    """
+    """A parameter's value is refused."""
 
     def __init__(self, name: str, value: object, expected: str) -> None:
         super().__init__(f"{name}={value!r}: expected {expected}")
@@ -40,7 +34,6 @@ class Range:
 
     Attributes:
         kind: ``number``, ``integer``, ``switch``, ``choice`` or ``numbers`` (a tuple, or None).
-        about: one line for help texts.
         above: exclusive lower bound of a number, or None.
         least: inclusive lower bound, or None.
         most: inclusive upper bound, or None.
@@ -185,7 +178,6 @@ def find_class(name: object, registry: Mapping[str, type[T]], base: type[T]) -> 
     """The class of a registered name, or of ``package.module:Class``.
 
     Args:
-        name: the name.
         registry: name -> class.
         base: a class from elsewhere must be a subclass of it.
 

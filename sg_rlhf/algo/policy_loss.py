@@ -29,13 +29,10 @@ class LossSettings:
     """What is the same for every batch of a run. The defaults are the paper's.
 
     Attributes:
-        weighting: the token weighting, or its name for default parameters.
         eps_low: lower clip range, above 0.
         eps_high: upper clip range, above 0.
         dual_clip: None, or a number above 1: a token with A < 0 gives at least dual_clip A (arXiv
             1912.09729). Inside the clip this limits w r A, outside it limits r A before the weight.
-        objective: the objective, or its name for default parameters.
-        aggregation: the mean of the loss, see :func:`~sg_rlhf.algo.aggregation.aggregate`.
 
     Raises:
         ValueError: an unknown name, dual_clip <= 1, or a weight inside a clip that the objective
@@ -64,7 +61,6 @@ class LossOutput:
     """The result of :func:`policy_loss`.
 
     Attributes:
-        loss: the scalar to differentiate.
         loss_BT: [B, T], -coefficient J before the aggregation, with a gradient; 0 at masked tokens.
         weights_BT: [B, T], the token weights w, without a gradient.
         statistics: sums over the tokens, additive over micro-batches and ranks;

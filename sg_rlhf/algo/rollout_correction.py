@@ -80,7 +80,6 @@ def rollout_correction(
         rollout_log_probs: [B, T], the same as the rollout engine computed them; None only with
             level ``off``.
         response_mask: [B, T], 1 or True on response tokens.
-        cfg: the settings.
 
     Returns:
         ``(coefficient, metrics)``: [B, T] without a gradient, for ``coefficient`` of the policy

@@ -24,7 +24,6 @@ def token_weights(
     Args:
         log_probs_BT: [B, T], log-probs of the tokens; read without a gradient. With
             ``cfg.probability="engine"`` the weight reads ``context.engine_log_probs`` instead.
-        cfg: the token weighting.
         mask_BT: [B, T], not 0 on the tokens that count; None for all. Elsewhere the log-prob is not
             read, and the weight has no meaning.
         context: what else the weighting reads (``cfg.reads``), and the mean that ``batch_mean``
@@ -51,9 +50,7 @@ def unnormalized_weights(
 
     Args:
         log_probs_BT: [B, T].
-        cfg: the token weighting.
         mask_BT: [B, T], or None.
-        context: what else the weighting reads.
 
     Returns:
         [B, T], with a gradient if ``cfg.stop_gradient`` is False.
@@ -78,9 +75,7 @@ def weight_shift(
     Args:
         old_log_probs_BT: [B, T], log-probs as the trainer computes them.
         engine_log_probs_BT: [B, T], log-probs as the rollout engine computed them.
-        cfg: the token weighting.
         mask_BT: [B, T], not 0 on the tokens that count.
-        context: what else the weighting reads.
 
     Returns:
         [B, T], float64, without a gradient.
@@ -115,9 +110,7 @@ def normalize_weights(
 
     Args:
         weights_BT: [B, T], of :func:`unnormalized_weights`.
-        cfg: the token weighting.
         mask_BT: [B, T], or None.
-        context: has the mean, see :func:`token_weights`.
 
     Returns:
         [B, T]; the input itself without normalisation.
@@ -144,9 +137,7 @@ def weight_sum_and_count(
 
     Args:
         log_probs_BT: [B, T].
-        cfg: the token weighting.
         mask_BT: [B, T], or None.
-        context: what else the weighting reads.
 
     Returns:
         float64 [2].

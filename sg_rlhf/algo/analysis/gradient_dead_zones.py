@@ -37,11 +37,8 @@ class DeadZone(NamedTuple):
     """Tokens without a policy gradient on-policy (r = 1).
 
     Attributes:
-        positive: whether their advantage is positive.
         relation: ``>`` or ``<``; with ``name`` and ``level`` the condition on the weight, such as
             w > 1 + eps_high = 1.24.
-        name: the limit, in words.
-        level: the limit's value.
         zone: (first, last) p; None if the weight is not a function of p alone.
         gaps: whether some p in the zone does have a gradient (a weight that rises and falls).
     """
@@ -131,10 +128,8 @@ def clip_levels(
     """The limits beyond which a weight zeroes a token's gradient at r = 1.
 
     Args:
-        cfg: the token weighting.
         eps_low: lower clip range.
         eps_high: upper clip range.
-        dual_clip: see :func:`~sg_rlhf.algo.policy_loss.policy_loss`.
 
     Returns:
         One entry per limit, whether or not a weight reaches it; none with the weight outside.

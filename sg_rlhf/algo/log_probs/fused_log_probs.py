@@ -179,8 +179,6 @@ def _columns(device: str, rows: int, weight: Tensor) -> int:
     """Columns of a block.
 
     Args:
-        device: cpu or cuda.
-        rows: of the block.
         weight: [V, H], the head's.
     """
     # Multiples of 128 suit the products; 512 are enough for them to be efficient.

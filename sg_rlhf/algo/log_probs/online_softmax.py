@@ -38,7 +38,6 @@ def target_columns(index_N: Tensor, columns: int) -> tuple[Tensor, Tensor]:
 
     Args:
         index_N: the target's column relative to the block, int64.
-        columns: C, the block's columns.
 
     Returns:
         ``(inside_N, index_N1)``: whether the target is in the block, bool, and its column, limited
@@ -114,7 +113,6 @@ def fold(
     Args:
         logits: [N, C], before the division by the temperature; overwritten.
         index_N: the target's column relative to the block, int64.
-        softmax: updated.
         temperature: T > 0.
 
     Returns:
@@ -161,7 +159,6 @@ def logit_gradient(
         entropy_N: entropy of the rows; None if it has no gradient.
         grad_entropy_N: gradient of the loss in the entropy, or None.
         temperature: T > 0.
-        dtype: of the result.
 
     Returns:
         [N, C] in ``dtype``: the gradient in the logits before the division by the temperature.

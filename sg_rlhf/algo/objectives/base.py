@@ -22,7 +22,6 @@ class Clip:
         eps_low: lower clip range.
         eps_high: upper clip range.
         dual_clip: a token with A < 0 gives at least dual_clip A (arXiv 1912.09729), or None.
-        weight_inside: whether the weight is inside the clip.
     """
 
     eps_low: float
@@ -71,11 +70,6 @@ class Objective(Parameters):
 
     A subclass is a frozen dataclass with its parameters as fields, its formula in the first line of
     its docstring, and ``surrogate``.
-
-    Attributes:
-        name: as recipes spell it.
-        source: paper and equation.
-        takes_inside: whether a weight may be inside its clip.
     """
 
     name: ClassVar[str] = ""
@@ -86,7 +80,6 @@ class Objective(Parameters):
         """J of each token, weighted.
 
         Args:
-            tokens: the sampled tokens.
             clip: the clip range; an objective without a clip ignores it.
         """
         raise NotImplementedError

@@ -34,7 +34,6 @@ def uniform_draws(keys_BT: Tensor, seed: int) -> Tensor:
 
     Args:
         keys_BT: int64 [B, T], of :func:`token_keys`.
-        seed: of the run.
 
     Returns:
         float64 [B, T].

@@ -18,10 +18,6 @@ from sg_rlhf.overlay.reporting.errors import CheckpointError
 def finalize(written: Path, final: Path) -> None:
     """Hash a checkpoint that all ranks have written, write its manifest and rename it.
 
-    Args:
-        written: the folder as DeepSpeed has left it.
-        final: its name from now on.
-
     Raises:
         CheckpointError: a rank does not see the folder.
         OSError: the disk is full, or refuses.
@@ -77,9 +73,6 @@ def _all_gather_objects(mine: Any) -> list[Any]:
 
 def select_intact(folder: Path) -> str | None:
     """Choose the newest intact checkpoint and name it in the file ``latest``.
-
-    Args:
-        folder: the checkpoints, ``ckpt.path/_actor``.
 
     Returns:
         Its tag, the same on every rank; None if there are no checkpoints.

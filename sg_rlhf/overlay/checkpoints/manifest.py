@@ -41,9 +41,6 @@ def assign_files(names: Iterable[str], ranks: int) -> list[list[str]]:
 
     A rank gets the files that it wrote, by the rank in their names, since they are still in its
     machine's page cache (``zero_pp_rank_3_mp_rank_00_optim_states.pt``). Others go round-robin.
-
-    Returns:
-        Per rank, names of files.
     """
     assigned: list[list[str]] = [[] for _ in range(ranks)]
     for index, name in enumerate(sorted(names)):
@@ -55,11 +52,6 @@ def assign_files(names: Iterable[str], ranks: int) -> list[list[str]]:
 
 def hash_files(folder: Path, names: Iterable[str], sync: bool = False) -> dict[str, Entry]:
     """Sizes and hashes of files.
-
-    Args:
-        folder: where they are.
-        names: relative to it.
-        sync: sync each file to disk first.
 
     Raises:
         OSError: a file cannot be read.
@@ -118,11 +110,6 @@ def first_mismatch(folder: Path, expected: dict[str, Entry], names: Collection[s
     """The first difference between files and their manifest, as a phrase; None if there is none.
 
     All sizes are compared before any file is read.
-
-    Args:
-        folder: the checkpoint.
-        expected: its manifest.
-        names: the files to verify.
     """
     for name in names:
         try:

@@ -98,9 +98,6 @@ def remove_incomplete(folder: Path) -> list[str]:
     """Delete what interrupted saves left in a folder of checkpoints.
 
     A checkpoint that was about to be replaced gets its name back.
-
-    Returns:
-        Names of the deleted folders.
     """
     deleted = []
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():

@@ -43,10 +43,6 @@ def load_resharded(model: Any, checkpoint: Path) -> Iterator[str]:
 
     Every rank must enter it.
 
-    Args:
-        model: DeepSpeed's engine.
-        checkpoint: the folder.
-
     Yields:
         The change of ranks, in words; "" for the same number of ranks.
 

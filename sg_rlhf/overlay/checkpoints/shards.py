@@ -16,15 +16,7 @@ _MODEL = re.compile(r"zero_pp_rank_(\d+)_mp_rank_(\d+)_model_states\.pt")
 
 
 class ShardRange(NamedTuple):
-    """A contiguous range of a tensor's elements in one of a rank's flat buffers.
-
-    Attributes:
-        tensor: name of a parameter, or of a whole group of parameters.
-        start: first element of the tensor.
-        numel: number of elements.
-        buffer: index of the rank's buffer.
-        offset: first element of the buffer.
-    """
+    """A contiguous range of a tensor's elements in one of a rank's flat buffers."""
 
     tensor: str
     start: int
@@ -37,8 +29,6 @@ class SavedLayout(NamedTuple):
     """The ranks that wrote a checkpoint, and their files.
 
     Attributes:
-        ranks: number of ZeRO ranks, over which weights or moments are sharded.
-        tensor_parallel: tensor-parallel size.
         parts: rank -> its optimizer file.
         models: rank -> its model file; empty for ZeRO-1 and 2, where one rank writes the model.
     """
@@ -69,8 +59,6 @@ def zero3_shards(groups: Sequence[Mapping[str, int]], rank: int, ranks: int) -> 
 
     Args:
         groups: per buffer: parameter -> number of elements, in the buffer's order.
-        rank: the rank.
-        ranks: number of ranks.
     """
     shards = []
     for buffer, group in enumerate(groups):
@@ -91,9 +79,6 @@ def zero12_shards(
 
     Args:
         groups: as in :func:`zero3_shards`.
-        rank: the rank.
-        ranks: number of ranks.
-        alignment: a part's number of elements is a multiple of this.
     """
     shards = []
     for buffer, group in enumerate(groups):
@@ -113,15 +98,7 @@ def part_of_group(total: int, ranks: int, alignment: int) -> int:
 def overlapping_ranges(
     source: Iterable[ShardRange], target: Iterable[ShardRange]
 ) -> list[tuple[ShardRange, ShardRange]]:
-    """The elements that two ranks both have.
-
-    Args:
-        source: shards of the rank that wrote.
-        target: shards of the rank that loads.
-
-    Returns:
-        Pairs (in the source's buffers, in the target's buffers) of equal ranges.
-    """
+    """The elements that two ranks both have."""
     by_tensor = defaultdict(list)
     for shard in source:
         by_tensor[shard.tensor].append(shard)
@@ -143,14 +120,7 @@ def _subrange(shard: ShardRange, first: int, last: int) -> ShardRange:
 def incompatibility(
     written: SavedLayout, ranks: int, tensor_parallel: int, stage: int
 ) -> str | None:
-    """One line saying why these ranks cannot load a checkpoint; None if they can.
-
-    Args:
-        written: the checkpoint's layout.
-        ranks: ZeRO ranks now.
-        tensor_parallel: tensor-parallel size now.
-        stage: ZeRO stage now.
-    """
+    """One line saying why these ranks cannot load a checkpoint; None if they can."""
     if bool(written.models) != (stage == 3):
         was = "3" if written.models else "1 or 2"
         return f"it was written with ds.zero_stage={was}, and now it is {stage}: set it back"

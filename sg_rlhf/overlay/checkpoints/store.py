@@ -34,7 +34,6 @@ class CheckpointInfo:
     """A checkpoint on the disk.
 
     Attributes:
-        tag: its folder's name.
         metric: the metric of the evaluation before it; None without one.
         size: in bytes.
     """
@@ -61,15 +60,6 @@ def to_prune(
 
     Of the best checkpoints the latest stays. Regular ones are deleted in upstream's order: first
     those without a metric, then the worst, then the oldest.
-
-    Args:
-        saved: all checkpoints of a folder.
-        keep: how many regular checkpoints may stay.
-        max_bytes: limit of all checkpoints together.
-        needed: tags that are never deleted.
-
-    Returns:
-        Tags to delete.
     """
     saved = list(saved)
     best = sorted((s for s in saved if s.is_best), key=lambda s: s.step)
@@ -91,13 +81,8 @@ def hf_folders_to_prune(
     """Choose the ``_hf`` folders to delete: a folder stays as long as the checkpoint of its tag.
 
     Args:
-        tags: tags of all ``_hf`` folders.
-        keep: how many regular folders may stay.
         resumable: tags of the checkpoints that are kept. None if no checkpoints are written; then
             the newest folders stay.
-
-    Returns:
-        Tags to delete.
     """
     infos = [CheckpointInfo(tag) for tag in tags]
     best = sorted((s for s in infos if s.is_best), key=lambda s: s.step)
@@ -126,16 +111,8 @@ def save(
     with ``ckpt.max_num=1``, or if its metric is the worst.
 
     Args:
-        strategy: upstream's.
-        model: DeepSpeed's engine.
-        save_dir: the folder of checkpoints.
         tag: name of the checkpoint; None for ``global_step{N}``.
-        max_num: how many regular checkpoints may stay.
         max_mem: limit of all checkpoints together, in GiB.
-        client_state: the controller's state, saved with it.
-        save_latest: whether ``latest`` names it.
-        metric_value: the evaluation's metric; the checkpoints with the worst are pruned first.
-        metric_key: the metric's name.
 
     Raises:
         CheckpointError: the ranks do not share the folder.
@@ -180,12 +157,7 @@ def save(
 
 
 def saved_in(folder: Path, metric_of: Callable[[str], float | None]) -> list[CheckpointInfo]:
-    """The checkpoints in a folder.
-
-    Args:
-        folder: of one model's checkpoints.
-        metric_of: reads the metric of a checkpoint's folder.
-    """
+    """The checkpoints in a folder."""
     return [
         CheckpointInfo(path.name, metric_of(str(path)), _size(path))
         for path in folder.iterdir()
@@ -196,17 +168,7 @@ def saved_in(folder: Path, metric_of: Callable[[str], float | None]) -> list[Che
 def delete_pruned_hf_folders(
     folder: Path, keep: int, resumable: bool, output_dir: Path | None = None
 ) -> list[str]:
-    """Delete the ``_hf`` folders in ``ckpt.path`` that :func:`hf_folders_to_prune` chooses.
-
-    Args:
-        folder: ``ckpt.path``.
-        keep: ``ckpt.max_num``.
-        resumable: whether checkpoints to resume from are also written.
-        output_dir: folder of the final model, which is never deleted.
-
-    Returns:
-        The names of the deleted folders.
-    """
+    """Delete the ``_hf`` folders in ``ckpt.path`` that :func:`hf_folders_to_prune` chooses."""
     tags = {
         match[1]: path
         for path in folder.iterdir()
@@ -235,11 +197,7 @@ def load_newest_intact(
     DeepSpeed allocates a new buffer in host memory.
 
     Args:
-        load: upstream's ``load_ckpt``.
-        model: DeepSpeed's engine.
-        load_dir: the folder of checkpoints.
         tag: name of the checkpoint; None for the newest.
-        **kwargs: of upstream's method.
 
     Raises:
         CheckpointError: no checkpoint is intact, or DeepSpeed does not load it.
@@ -268,8 +226,6 @@ def save_model(write: Callable[[str], None], final: Path, is_rank_0: bool) -> No
 
     Args:
         write: writes the files to a folder; every rank must call it.
-        final: the folder.
-        is_rank_0: whether this rank writes.
 
     Raises:
         OSError: the disk is full, or refuses; an earlier model is unchanged.
@@ -292,14 +248,7 @@ def save_model(write: Callable[[str], None], final: Path, is_rank_0: bool) -> No
 
 
 def drop_offload_buffers(optimizer: Any) -> int:
-    """Delete offloading's host buffers from an optimizer's state.
-
-    Args:
-        optimizer: ZeRO's optimizer around a ``torch.optim.Optimizer``, or that itself.
-
-    Returns:
-        How many were deleted.
-    """
+    """Delete offloading's host buffers from an optimizer's state."""
     inner = getattr(optimizer, "optimizer", optimizer)
     dropped = 0
     for state in inner.state.values():

@@ -20,9 +20,6 @@ class Strategy(DeepspeedStrategy):
 
     Upstream's methods write under the final name, delete what a resumed run would start from, and
     load half-written checkpoints.
-
-    Args:
-        args: upstream's nested namespace.
     """
 
     def __init__(self, args: Namespace) -> None:

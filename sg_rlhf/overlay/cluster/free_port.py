@@ -21,9 +21,6 @@ _TRIES = 100
 def free_port(first_of_kernel: int | None = None) -> int:
     """A free port below the kernel's range; any free port if there is none.
 
-    Args:
-        first_of_kernel: first port of the kernel's range; read from the kernel by default.
-
     Raises:
         OSError: there is no free port.
     """

@@ -23,13 +23,7 @@ FACTS_SECONDS = 60.0
 
 
 class ProcessLocation(NamedTuple):
-    """The node of a process.
-
-    Attributes:
-        address: of the node, in the network of the cluster.
-        host: name of the node.
-        process: process id on the node.
-    """
+    """The node of a process."""
 
     address: str
     host: str
@@ -84,11 +78,7 @@ def group_by_node(
 
 
 def format_lines(nodes: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """One line per node with its processes.
-
-    Args:
-        nodes: the result of :func:`group_by_node`.
-    """
+    """One line per node with its processes."""
     lines = []
     for address, node in nodes.items():
         processes = [

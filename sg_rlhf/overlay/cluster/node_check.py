@@ -43,7 +43,6 @@ class NodeReport(NamedTuple):
 
     Attributes:
         versions: package -> version, for the packages that are installed there.
-        sees_run_dir: whether the run directory is the driver's.
     """
 
     versions: dict[str, str]
@@ -84,7 +83,6 @@ def check_nodes(nodes: Sequence[str], run_dir: Path | None) -> None:
     """Refuse nodes with other packages, or without the run directory.
 
     Args:
-        nodes: Ray's ids.
         run_dir: the run directory, which all nodes must see; None skips that check.
 
     Raises:
@@ -132,7 +130,6 @@ def diff(address: str, local: Mapping[str, str], remote: Mapping[str, str]) -> s
     """One line with the packages of a node that differ from the driver's; "" if none does.
 
     Args:
-        address: of the node.
         local: package -> version of the driver.
         remote: package -> version of the node.
     """

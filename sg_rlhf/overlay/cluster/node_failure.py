@@ -34,8 +34,6 @@ def diagnose(error: BaseException, run_dir: Path | None, seconds: float = NOTICE
 
     Args:
         error: the error that ended the run. The cluster must still be connected.
-        run_dir: its ``environment.json`` has the location of each process.
-        seconds: how long the cluster may take to notice.
     """
     errors = list(cause_chain(error))
     actor = next(

@@ -43,7 +43,6 @@ class Node:
 
     Attributes:
         address: in the network of the cluster.
-        total: its resources, by Ray's names.
         free: its resources that nobody uses now.
     """
 
@@ -65,7 +64,6 @@ class Placement:
     """The placement groups of a run.
 
     Attributes:
-        groups: in the order of :func:`sg_rlhf.config.derived.topology.groups`.
         wanted: the models and the size of each.
     """
 
@@ -116,10 +114,6 @@ def reserve(
     """Create all placement groups of a run, and wait until the cluster has the resources.
 
     Args:
-        wanted: of :func:`sg_rlhf.config.derived.topology.groups`.
-        seconds: how long to wait at most.
-        say: gets a message while the run waits.
-        hint: a remedy, for the error message.
         every: seconds between two messages.
 
     Raises:
@@ -166,12 +160,7 @@ def nodes() -> list[Node]:
 
 
 def missing_resources(requested: Sequence[Mapping[str, float]], available: Sequence[Node]) -> str:
-    """One line that says which bundles fit on no node, and which resources are free.
-
-    Args:
-        requested: bundles.
-        available: the nodes of the cluster.
-    """
+    """One line that says which bundles fit on no node, and which resources are free."""
     wanted = Counter(map(_amounts, requested))
     missing = Counter(map(_amounts, _unplaced(requested, [node.free for node in available])))
     never = Counter(map(_amounts, _unplaced(requested, [node.total for node in available])))

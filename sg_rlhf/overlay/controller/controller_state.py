@@ -16,8 +16,6 @@ class ControllerState:
     """State that a resumed run needs in addition to its place in the data.
 
     Args:
-        generator: of the run, with the buffer of an asynchronous run.
-        kl_controller: upstream's; its coefficient adapts with ``algo.kl.target``.
         metric_key: ``ckpt.best_metric_key``; "none" for no best checkpoint, "" for the first
             metric ``..._pass1`` of the evaluations.
 
@@ -45,11 +43,7 @@ class ControllerState:
             self.latest_metric = states.get("latest_eval_metric_value", best)
 
     def is_best(self, eval_metrics: dict[str, float]) -> bool:
-        """Whether an evaluation has the best metric so far. Keeps it.
-
-        Args:
-            eval_metrics: by name; {} if there was no evaluation.
-        """
+        """Whether an evaluation has the best metric so far. Keeps it."""
         if not self.metric_key:
             names = sorted(name for name in eval_metrics if name.endswith("_pass1"))
             self.metric_key = names[0] if names else ""
@@ -61,16 +55,7 @@ class ControllerState:
         return is_best
 
     def count_tokens(self, generated: int, trained: int) -> dict[str, float]:
-        """Add a rollout's tokens to those of the run.
-
-        Args:
-            generated: tokens of the trained samples and of the dropped ones. The tokens that
-                dynamic filtering discarded are added here.
-            trained: tokens that took part in the update.
-
-        Returns:
-            Metrics ``progress/...``.
-        """
+        """Add a rollout's tokens to those of the run."""
         generated += self._generator.pop_filtered_tokens()
         self._tokens = {
             "generated_tokens": self._tokens["generated_tokens"] + generated,
@@ -79,11 +64,7 @@ class ControllerState:
         return {f"progress/{name}": float(count) for name, count in self._tokens.items()}
 
     def add_to(self, client_states: dict[str, Any]) -> dict[str, Any]:
-        """The client state of a checkpoint.
-
-        Args:
-            client_states: the place in the data.
-        """
+        """The client state of a checkpoint."""
         buffer = self._generator.buffer
         if buffer is not None:  # a resumed run does not generate filtered prompts again
             self.count_tokens(0, 0)

@@ -20,17 +20,7 @@ from sg_rlhf.overlay.weight_sync import log_prob_check, sender
 
 
 class EngineSync:
-    """Sends the policy's weights to the engines of a run.
-
-    Args:
-        args: upstream's nested namespace with ``sg``.
-        policy: upstream's group of the policy's ranks.
-        handles: the engines.
-
-    Attributes:
-        pool: the engines, with restarts.
-        version: of the policy's weights, in rollouts that were trained.
-    """
+    """Sends the policy's weights to the engines of a run."""
 
     def __init__(self, args: Namespace, policy: RayActorGroup, handles: Any) -> None:
         self._args, self._policy = args, policy
@@ -65,13 +55,7 @@ class EngineSync:
         return log_prob_check.PROBE_SEQUENCES if log_prob_check.is_stale(self._args) else 0
 
     def check(self, batch: log_prob_check.CheckBatch, sequences: int) -> dict[str, float]:
-        """Compare log-probs of engines and trainer; metrics ``sync/...``.
-
-        Args:
-            batch: sequences of the latest rollout.
-            sequences: how many of them to compare. One token may decide a check of a few, so that
-                has a wider tolerance.
-        """
+        """Compare log-probs of engines and trainer; metrics ``sync/...``."""
         is_probe = sequences < log_prob_check.CHECKED_SEQUENCES
         return log_prob_check.check(
             self._policy,

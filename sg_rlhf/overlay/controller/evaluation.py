@@ -32,11 +32,6 @@ def compute_eval_metrics(
 ) -> dict[str, float]:
     """Accuracy, pass@n, mean reward and length by data source, and over all prompts.
 
-    Args:
-        eval_dataloader: batches of data sources, prompts, labels and images.
-        samples_list: experiences of one response each; the responses of a prompt follow each other.
-        n_samples_per_prompt: responses per prompt.
-
     Returns:
         Metrics of each source, ``eval_{source}_NAME``, and of all prompts, ``eval_NAME``:
 

@@ -28,10 +28,6 @@ def read_prompts(
 ) -> tuple[list[tuple[EvalSet, StatefulDataLoader]], StatefulDataLoader | None]:
     """The held-out prompts of a run.
 
-    Args:
-        strategy: upstream's, with the arguments of the run.
-        tokenizer: of the policy.
-
     Returns:
         (settings, loader) of each of ``sg.eval_sets``; and the loader of ``eval.dataset``, which is
         evaluated if there are no sets, None for none.
@@ -52,12 +48,8 @@ class EvaluationLoop:
     """Evaluates the engines' current weights on held-out prompts.
 
     Args:
-        args: upstream's nested namespace with ``sg``.
         sets: (settings, loader) of each of ``sg.eval_sets``.
         loader: of ``eval.dataset``, evaluated if there are no ``sets``; None for none.
-        generator: of the run.
-        clock: of the controller.
-        log: of the run.
     """
 
     def __init__(
@@ -101,9 +93,6 @@ class EvaluationLoop:
 
     def run(self, global_step: int) -> dict[str, float]:
         """Evaluate and log.
-
-        Args:
-            global_step: of the engines' weights.
 
         Returns:
             Metrics by name (:mod:`.evaluation`); {} if the step was evaluated before, or there is

@@ -21,7 +21,6 @@ class MetricLog:
     """Writes ``metrics.jsonl`` and its siblings, upstream's two loggers and trackio's.
 
     Args:
-        args: upstream's nested namespace with ``sg``.
         run_dir: of the run; None writes no files.
     """
 
@@ -54,14 +53,7 @@ class MetricLog:
         optimizer_steps: list[dict[str, Any]],
         samples: list[dict[str, Any]],
     ) -> None:
-        """Log one rollout step.
-
-        Args:
-            global_step: rollouts trained so far.
-            metrics: of the step; ``generated_samples`` goes to the loggers only.
-            optimizer_steps: a row per optimizer step.
-            samples: rows of ``samples.jsonl``.
-        """
+        """Log one rollout step."""
         numbers = {k: v for k, v in metrics.items() if k != "generated_samples"}
         alert_metrics = self._alerts(numbers)
         numbers, metrics = {**numbers, **alert_metrics}, {**metrics, **alert_metrics}
@@ -111,12 +103,7 @@ class MetricLog:
                 self._wandb.handle.log({**logs, "optimizer/step": step})
 
     def log_evaluation(self, row: dict[str, Any], metrics: dict[str, float]) -> None:
-        """Log an evaluation.
-
-        Args:
-            row: of ``eval.jsonl``, with ``global_step``.
-            metrics: for the loggers.
-        """
+        """Log an evaluation."""
         self.write(jsonl_log.EVALUATIONS, [row])
         for logger in self._loggers():
             logger.log_eval(row["global_step"], metrics)

@@ -26,9 +26,6 @@ def mixed_script_frac(texts: Iterable[str]) -> float:
     Scripts that one language writes together (Japanese, Korean, Chinese with Bopomofo) count as
     one. Greek letters do not count: formulas have them.
 
-    Args:
-        texts: responses.
-
     Returns:
         Between 0 and 1; 0 without texts.
     """

@@ -35,12 +35,7 @@ class PromptRows(list[tuple[str, Any]]):
 
 
 def training_loader(strategy: Any, tokenizer: Any) -> Any:
-    """The shuffled prompts of ``data.prompt_dataset``, one at a time.
-
-    Args:
-        strategy: upstream's, with the arguments of the run.
-        tokenizer: of the policy.
-    """
+    """The shuffled prompts of ``data.prompt_dataset``, one at a time."""
     data, seed = strategy.args.data, strategy.args.train.seed
     rows = read_prompts(
         data.prompt_dataset,
@@ -77,11 +72,7 @@ def read_prompts(
     """Read and check prompts as the check before the run does, in the order of upstream's function.
 
     Args:
-        names: files, folders or ids of a hub, with commas between them.
         probabilities: of each of them, to draw rows at random; None for one after the other.
-        seed: of the draws.
-        max_count: rows to read of each.
-        dataset_split: which part of each.
     """
     fields = _schema(strategy.args.data)
     try:

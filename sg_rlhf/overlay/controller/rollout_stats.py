@@ -10,12 +10,8 @@ def rollout_stats(experiences: list[Experience], n_samples_per_prompt: int) -> d
     """Mean and std of the rewards, response length, truncation, accuracy and groups without signal.
 
     Args:
-        experiences: micro-batches of the whole rollout, with ``index``.
         n_samples_per_prompt: responses that are compared with each other; 1 if the estimator does
             not compare those to one prompt.
-
-    Returns:
-        Values by metric name. ``rollout/accuracy`` only if the reward function reports ``correct``.
     """
     rewards = torch.cat([e.info["reward"] for e in experiences]).float()
     lengths = torch.cat([e.response_length for e in experiences]).float()

@@ -31,11 +31,7 @@ def prepare_run_dir(
     """Write placement and plan, and drop log rows after the checkpoint.
 
     Args:
-        run_dir: of the run.
         resumed_at: rollouts trained before; 0 for a new run.
-        plan: of the run.
-        processes: Ray actors by role.
-        remarks: further lines for the terminal.
     """
     nodes = locations.group_by_node(
         {
@@ -60,7 +56,6 @@ def processes(
 
     Args:
         policy, reference, reward: upstream's groups of ranks; None for none.
-        engines: the rollout engines.
     """
     groups = {"policy rank": policy, "reference rank": reference, "reward rank": reward}
     ranks = {role: g._actor_handlers for role, g in groups.items() if g is not None}
@@ -73,14 +68,7 @@ def write_plan(
     nodes: dict[str, dict[str, Any]],
     more: Sequence[str] = (),
 ) -> None:
-    """Write the number of rollouts and remarks for the terminal.
-
-    Args:
-        run_dir: of the run.
-        plan: of the run.
-        nodes: processes by node (:func:`sg_rlhf.overlay.cluster.locations.group_by_node`).
-        more: further remarks.
-    """
+    """Write the number of rollouts and remarks for the terminal."""
     remarks = [*([plan.remark()] if plan.remark() else []), *more]
     if len(nodes) > 1:
         remarks += locations.format_lines(nodes)
@@ -92,13 +80,7 @@ def write_plan(
 
 
 def rate_remarks(args: Namespace, rates: tuple[float, float, float], steps: int) -> list[str]:
-    """What the recipe's schedule does to a resumed run's learning rate; often nothing.
-
-    Args:
-        args: upstream's nested namespace.
-        rates: see :func:`sg_rlhf.overlay.learner.actor.resumed_rates`.
-        steps: optimizer steps of the whole run.
-    """
+    """What the recipe's schedule does to a resumed run's learning rate; often nothing."""
     before, now, base = rates
     remarks = []
     if not math.isclose(before, now, rel_tol=1e-6):
@@ -117,10 +99,6 @@ def rate_remarks(args: Namespace, rates: tuple[float, float, float], steps: int)
 
 def check_resumable(args: Namespace, states: dict[str, Any]) -> None:
     """Refuse settings under which a checkpoint would not be continued exactly.
-
-    Args:
-        args: upstream's nested namespace.
-        states: the checkpoint's client state.
 
     Raises:
         RunStopped: one line with the key.

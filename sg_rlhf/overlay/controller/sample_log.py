@@ -23,12 +23,7 @@ DECODED = 64
 class SampleLog:
     """Keeps a few samples of each rollout.
 
-    Args:
-        args: upstream's nested namespace with ``sg``.
-        tokenizer: of the policy.
-
     Attributes:
-        rows: of ``samples.jsonl``, for the latest rollout.
         check_batch: sequences for :mod:`sg_rlhf.overlay.weight_sync.log_prob_check`; empty before
             the first rollout.
     """
@@ -44,7 +39,6 @@ class SampleLog:
         """Keep samples of a rollout.
 
         Args:
-            experiences: of the rollout, with ``index``.
             version_runs: weight versions of each sample's tokens, in the order of the prompts; None
                 in a synchronous run.
         """
@@ -105,11 +99,7 @@ class SampleLog:
         return sum(int((i > self._last_id).sum()) for i in ids) / tokens if tokens else 0.0
 
     def add_update_values(self, policy: RayActorGroup) -> None:
-        """Add the values of each token that the update computed.
-
-        Args:
-            policy: upstream's group of the policy's ranks.
-        """
+        """Add the values of each token that the update computed."""
         if not self.rows:
             return
         per_rank = ray.get(
@@ -169,18 +159,7 @@ class SampleLog:
 
 
 def choose_samples(samples: int, group: int, count: int, per_prompt: int) -> list[int]:
-    """Choose the samples of a rollout to keep: the first responses to evenly spaced prompts.
-
-    Args:
-        samples: number of samples in the rollout, prompt by prompt.
-        group: responses per prompt.
-        count: samples to keep (``sg.samples_per_step``).
-        per_prompt: samples to keep of a prompt (``sg.samples_per_prompt``); raised where the
-            rollout has too few prompts for ``count``.
-
-    Returns:
-        Indices of samples, at most ``count``.
-    """
+    """Choose the samples of a rollout to keep: the first responses to evenly spaced prompts."""
     per_prompt = max(1, min(group, max(per_prompt, -(-count * group // max(1, samples)))))
     firsts = _evenly_spaced(range(0, samples, group), -(-count // per_prompt))
     indices = [first + k for first in firsts for k in range(per_prompt) if first + k < samples]

@@ -14,12 +14,7 @@ from sg_rlhf.overlay.controller.sample_table import COLUMNS, table_rows
 
 
 class TrackioLogger:
-    """Has the methods of upstream's loggers.
-
-    Args:
-        project: under which trackio lists the run.
-        name: of the run; a run of this name is continued.
-    """
+    """Has the methods of upstream's loggers."""
 
     def __init__(self, project: str, name: str) -> None:
         import trackio

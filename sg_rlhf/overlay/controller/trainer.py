@@ -52,11 +52,8 @@ class Controller:
     """The Ray actor that runs the training loop. It holds no model.
 
     Args:
-        strategy: upstream's, with the arguments of the run.
-        policy: the policy's ranks.
         reference: the reference model's ranks; None without a KL.
         reward: the reward model's ranks; None for a reward function or an agent.
-        engines: the rollout engines.
     """
 
     def __init__(
@@ -123,9 +120,6 @@ class Controller:
     def prepare(self) -> int:
         """Check the prompts.
 
-        Returns:
-            Optimizer steps of the run.
-
         Raises:
             UnusablePrompts: the data set does not fill one rollout, or suits another model.
         """
@@ -150,11 +144,7 @@ class Controller:
             self._log.close()
 
     def _start_or_resume(self) -> dict[str, Any]:
-        """Restore the state of a checkpoint, prepare the run directory, make the first evaluation.
-
-        Returns:
-            The checkpoint's client state, or that of a new run.
-        """
+        """Restore a checkpoint, prepare the run directory, and make the first evaluation."""
         states = self._client_states()
         resumed_at = int(states["global_step"])
         repeats_evaluation = False
@@ -206,10 +196,6 @@ class Controller:
     def _train(self, first_episode: int, consumed_prompts: int) -> None:
         """Run rollout steps until the last epoch is over.
 
-        Args:
-            first_episode: epoch to start with.
-            consumed_prompts: prompts read from the data set so far.
-
         Raises:
             RunStopped: no rollout was trained.
             Terminated: the run was asked to stop.
@@ -246,9 +232,6 @@ class Controller:
 
     def train_step(self, samples: list[Experience]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Score a rollout, update the policy on it and sync the weights.
-
-        Args:
-            samples: experiences of one sample each, in the order of the prompts.
 
         Returns:
             Metrics of the step, with ``generated_samples`` (text and reward of one sample) for
@@ -306,11 +289,7 @@ class Controller:
     def _log_rollout(
         self, samples: list[Experience], experiences: list[Experience]
     ) -> dict[str, Any]:
-        """Keep samples for ``samples.jsonl``.
-
-        Returns:
-            Statistics of the samples by metric name, with ``generated_samples``.
-        """
+        """Keep samples for ``samples.jsonl``."""
         in_groups = self.args.algo.advantage.estimator in WITHIN_PROMPTS
         group = self.args.rollout.n_samples_per_prompt if in_groups else 1
         stats: dict[str, Any] = rollout_stats(experiences, group)
@@ -329,9 +308,6 @@ class Controller:
 
     def _update_policy(self) -> dict[str, Any]:
         """Update the policy on the samples that its ranks have (:mod:`.learner.actor`).
-
-        Returns:
-            Metrics by name; ``sg_optimizer_steps`` has a row per optimizer step.
 
         Raises:
             NonFiniteError: too many steps in a row were skipped.
@@ -392,11 +368,6 @@ class Controller:
     ) -> None:
         """Log a rollout step, and save a checkpoint if one is due or the run is to stop.
 
-        Args:
-            metrics: of the step.
-            optimizer_steps: a row for each.
-            client_states: of the controller, for the checkpoint.
-
         Raises:
             Terminated: the run was asked to stop.
         """
@@ -413,22 +384,12 @@ class Controller:
             raise Terminated(f"after rollout {self._global_step}")
 
     def _save_if_best(self, eval_metrics: dict[str, float], client_states: dict[str, Any]) -> None:
-        """Save a checkpoint if the metric of ``ckpt.best_metric_key`` is the best so far.
-
-        Args:
-            eval_metrics: of the evaluation; {} if there was none.
-            client_states: of the controller, for the checkpoint.
-        """
+        """Save a checkpoint if the metric of ``ckpt.best_metric_key`` is the best so far."""
         if self._state.is_best(eval_metrics):
             self._save_checkpoint("best_global_step", client_states)
 
     def _save_checkpoint(self, name: str, client_states: dict[str, Any]) -> None:
-        """Save a checkpoint of the policy.
-
-        Args:
-            name: of the tag, before the number of the rollout.
-            client_states: of the controller.
-        """
+        """Save a checkpoint of the policy."""
         with self._clock.section("checkpoint"):
             self._call_ranks(
                 "save_checkpoint",

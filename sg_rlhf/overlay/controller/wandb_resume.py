@@ -82,11 +82,7 @@ def _show(line: str) -> None:
 
 
 def default_to_offline(run_dir: Path, always: bool = False) -> None:
-    """Without a key, keep wandb's files in the run directory and send nothing.
-
-    Args:
-        always: with a key as well (``sg.wandb=offline``).
-    """
+    """Without a key, keep wandb's files in the run directory and send nothing."""
     without_key = not os.environ.get("WANDB_API_KEY") and os.environ.get("WANDB_MODE") != "disabled"
     if always or without_key:
         os.environ["WANDB_MODE"] = "offline"

@@ -14,8 +14,6 @@ class GlooGroup:
     Args:
         host: address of rank 0.
         port: port of rank 0.
-        rank: of this process.
-        world_size: number of processes.
     """
 
     def __init__(self, host: str, port: int, rank: int, world_size: int) -> None:
@@ -28,11 +26,7 @@ class GlooGroup:
         self.start_broadcast(tensor, src, stream).wait()
 
     def start_broadcast(self, tensor: torch.Tensor, src: int, stream: Any = None) -> Any:
-        """Start :meth:`broadcast`, as NCCL's does.
-
-        Returns:
-            A handle. The tensor is in use until its ``wait`` returns.
-        """
+        """Start :meth:`broadcast`, as NCCL's does."""
         del stream
         options = torch.distributed.BroadcastOptions()
         options.rootRank = src

@@ -212,11 +212,7 @@ def attend_in_float32(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def unsupported_settings(value: Any) -> list[str]:
-    """One sentence per setting that does not work without CUDA.
-
-    Args:
-        value: function from a dotted key to its resolved value.
-    """
+    """One sentence per setting that does not work without CUDA."""
     problems = []
     for key, allowed in REQUIRED_SETTINGS.items():
         if key == "ds.attn_implementation" and value("ds.packing_samples"):

@@ -35,9 +35,6 @@ class UnsupportedHere(UsageError):
 def upstream_arguments(config: Config) -> Namespace:
     """Build the nested namespace that upstream's classes read, with ``sg``, and check it.
 
-    Args:
-        config: the recipe; its paths as the workers are to see them.
-
     Raises:
         UsageError: settings that cannot work together.
         UnsupportedHere: a package that they need is not installed.

@@ -54,14 +54,6 @@ def not_writable(run_dir: Path, error: OSError) -> ConfigError:
 def prepare_run_dir(config: Config, run_dir: Path, allowed: Iterable[str] = ()) -> bool:
     """Write ``config.yaml``, ``environment.json`` and the fingerprints of the run's files.
 
-    Args:
-        config: the recipe, with the paths of its run directory.
-        run_dir: the run directory, locked.
-        allowed: keys that may differ from when the run was started (``--allow-changed``).
-
-    Returns:
-        Whether there is a checkpoint to resume from.
-
     Raises:
         ConfigError: nothing can be written there, ``ckpt.load_enable`` finds no checkpoint, the
             recipe's ranks cannot load it, or the run that trained there was started with other

@@ -38,13 +38,6 @@ def accelerators_needed(args: Namespace) -> int:
 def connect(args: Namespace, workers: fork_server.ForkServer | None = None) -> bool:
     """Join the cluster at ``RAY_ADDRESS`` (``ray job submit`` sets it), or start a local one.
 
-    Args:
-        args: upstream's namespace with ``sg``.
-        workers: the fork server for the workers of a local cluster.
-
-    Returns:
-        Whether a local cluster was started, which :func:`shut_down` then ends.
-
     Raises:
         ClusterError: there is no cluster, or the local one has too few accelerators or CPUs.
     """
@@ -85,10 +78,6 @@ def connect(args: Namespace, workers: fork_server.ForkServer | None = None) -> b
 def reserve_placement(args: Namespace, local: bool) -> placement.Placement:
     """Reserve the resources of the run; on a joined cluster, check the nodes as well.
 
-    Args:
-        args: upstream's namespace with ``sg``.
-        local: whether :func:`connect` started the cluster.
-
     Raises:
         NotEnoughMachines: resources are still missing after ``placement.WAIT_SECONDS``.
         ClusterError: nodes have other packages than the driver, or do not see the run directory.
@@ -115,10 +104,6 @@ def worker_variables(args: Namespace, on_cpu: bool) -> dict[str, str]:
 
     Variables of the submitted job's own runtime environment are left out. They reach the workers
     anyway, and Ray refuses a variable that both have.
-
-    Args:
-        args: upstream's namespace with ``sg``, fitted to the platform.
-        on_cpu: whether the run is without CUDA.
     """
     variables = {
         "TOKENIZERS_PARALLELISM": os.environ.get("TOKENIZERS_PARALLELISM", "true"),
@@ -171,14 +156,7 @@ def shut_down(
     grace_seconds: float = 10.0,
     workers: fork_server.ForkServer | None = None,
 ) -> None:
-    """Disconnect from Ray. End a local cluster and every process that this one started.
-
-    Args:
-        local: whether :func:`connect` started a local cluster.
-        run_dir: its ``logs/`` folder gets the output of a local cluster's workers.
-        grace_seconds: time that processes have to end before they are killed.
-        workers: the fork server, which is ended too.
-    """
+    """Disconnect from Ray. End a local cluster and every process that this one started."""
     children = psutil.Process().children(recursive=True) if local else []
     if local and run_dir and ray.is_initialized():
         session = Path(ray._private.worker._global_node.get_session_dir_path())

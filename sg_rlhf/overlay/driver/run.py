@@ -54,14 +54,6 @@ def train(
 ) -> Any:
     """Train. Ends the local Ray cluster and every process that it started, however it ends.
 
-    Args:
-        args: upstream's namespace with ``sg``.
-        workers: see :func:`fork_server_for_cpu`.
-        job: what to do once Ray is there; a function that a worker can import.
-
-    Returns:
-        The job's result.
-
     Raises:
         RunStopped: the run stopped on purpose (a reward, a NaN, a failed sync).
         UnusablePrompts: the data set does not fill one rollout, or suits another model.
@@ -156,10 +148,6 @@ def main(
     workers: fork_server.ForkServer | None = None,
 ) -> int:
     """Train with checked arguments and report how the run ended.
-
-    Args:
-        args: upstream's namespace with ``sg``.
-        workers: see :func:`fork_server_for_cpu`.
 
     Returns:
         The exit status: 0, 2 for bad usage, 1 when the run stopped, 130 interrupted, 143

@@ -30,12 +30,7 @@ SHARE = 0.2
 
 
 def train(args: Namespace, placement: Placement) -> None:
-    """Start the processes of a run, train, and save the model to ``ckpt.output_dir``.
-
-    Args:
-        args: upstream's namespace with ``sg``.
-        placement: the GPUs of the run.
-    """
+    """Start the processes of a run, train, and save the model to ``ckpt.output_dir``."""
     strategy = Strategy(args)
     strategy.print(args)
     value, model = value_of(args), args.actor.model_name_or_path
@@ -75,14 +70,7 @@ def train(args: Namespace, placement: Placement) -> None:
 
 
 def start_ranks(rank: type, layout: Namespace, placement: Placement, model: str) -> RayActorGroup:
-    """Start the ranks of a model, each on its GPU. They load it later.
-
-    Args:
-        rank: class of the ranks.
-        layout: has ``num_nodes`` and ``num_gpus_per_node``.
-        placement: the GPUs of the run.
-        model: its name in the placement.
-    """
+    """Start the ranks of a model, each on its GPU. They load it later."""
     return RayActorGroup(
         layout.num_nodes,
         layout.num_gpus_per_node,

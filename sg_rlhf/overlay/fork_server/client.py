@@ -54,15 +54,7 @@ WITH_BYTECODE = {"PYTHONDONTWRITEBYTECODE": ""}
 
 
 class ForkServer:
-    """The process that workers are forked from. It starts to import at once.
-
-    Args:
-        modules: modules to import.
-
-    Attributes:
-        python: path of the launcher, used instead of the interpreter.
-        pid: process id of the server.
-    """
+    """The process that workers are forked from. It starts to import at once."""
 
     def __init__(self, modules: Sequence[str] = MODULES) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="sg-fork-server-"))

@@ -71,12 +71,7 @@ def _request(connection: socket.socket) -> dict[str, Any]:
 
 
 def _apply_request(request: dict[str, Any], keep: set[int]) -> None:
-    """Give a fork of this process the requested files, environment, folder, niceness and cores.
-
-    Args:
-        request: the result of :func:`_request`.
-        keep: files that the server's imports opened, which the child may need.
-    """
+    """Give a fork of this process the requested files, environment, folder, niceness and cores."""
     for number in (signal.SIGCHLD, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -242,13 +237,7 @@ class _Server:
 
 
 def main(listener: int, folder: str, modules: list[str]) -> None:
-    """Run the server; in a forked process, run the requested program.
-
-    Args:
-        listener: file number of the socket that it listens on.
-        folder: deleted at the end.
-        modules: modules to import.
-    """
+    """Run the server; in a forked process, run the requested program."""
     from sg_rlhf.overlay.patches import table
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -43,15 +43,7 @@ def open_files() -> list[int]:
 
 
 def main(address: str, arguments: list[str]) -> int:
-    """Request a process and wait for its end.
-
-    Args:
-        address: the socket of the server.
-        arguments: those of ``python``.
-
-    Returns:
-        The exit status of the process.
-    """
+    """Request a process and wait for its end."""
     files = open_files()
     # Signals after the fork are for the forked process, so they wait until there is a handler.
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED_SIGNALS)

@@ -34,9 +34,6 @@ from sg_rlhf.overlay.rollout.async_buffer import BUFFER_KEY
 def resumed_rates(scheduler: LambdaLR) -> tuple[float, float, float]:
     """The learning rates of a run that has loaded a checkpoint.
 
-    Args:
-        scheduler: transformers' schedule.
-
     Returns:
         The rate at the checkpoint, the rate of this run's schedule after the same number of steps,
         and the rate that the schedule scales. The first and the last are the checkpoint's.
@@ -54,14 +51,7 @@ class SGPolicyModelActor(OwnPort, BaseModelActor):  # type: ignore[misc]  # upst
     def init_model_from_pretrained(
         self, strategy: Strategy, pretrain: str, max_steps: int, vllm_engines: list[ActorHandle]
     ) -> None:
-        """Load the model into DeepSpeed, and a checkpoint if there is one.
-
-        Args:
-            strategy: with the arguments of the run.
-            pretrain: folder or id of the model.
-            max_steps: optimizer steps of the run, for the learning rate.
-            vllm_engines: the rollout engines, which get the weights.
-        """
+        """Load the model into DeepSpeed, and a checkpoint if there is one."""
         micro_batches.prepare_strategy(strategy)
         args = strategy.args
         with activity.phase(activity.TRAINER, "loading the model into DeepSpeed"):
@@ -182,11 +172,7 @@ class SGPolicyModelActor(OwnPort, BaseModelActor):  # type: ignore[misc]  # upst
         self.trainer.reference.set_pending(results)
 
     def update(self, kl_coefficient: float) -> dict[str, Any]:
-        """Update the policy on the samples of :meth:`append`.
-
-        Returns:
-            See :meth:`sg_rlhf.overlay.learner.update.SGActorPPOTrainer.ppo_train`.
-        """
+        """Update the policy on the samples of :meth:`append`."""
         torch.cuda.empty_cache()
         self.actor.train()
         metrics = self.trainer.ppo_train(kl_coefficient)
@@ -227,12 +213,6 @@ class SGPolicyModelActor(OwnPort, BaseModelActor):  # type: ignore[misc]  # upst
 
         A run that is killed between the two resumes before this rollout and writes the folder
         again. In the other order it would resume after it, without the folder.
-
-        Args:
-            tag: name of the checkpoint.
-            client_states: the controller's.
-            metric_value: of the latest evaluation.
-            metric_key: name of the metric.
         """
         ckpt, is_first = self.strategy.args.ckpt, self.strategy.is_rank_0()
         if client_states and not is_first:

@@ -30,8 +30,6 @@ def add_advantages(
     Args:
         experiences: a rollout in batches of any size, with ``index``; changed in place.
         has_tokens: of each batch bool [B], which responses have a token.
-        args: upstream's nested namespace with ``sg``.
-        kl_coefficient: of the KL in the reward.
     """
     for e in experiences:
         e.rewards = e.rewards.to(torch.promote_types(e.rewards.dtype, torch.float32))

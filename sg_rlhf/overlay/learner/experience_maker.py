@@ -32,21 +32,12 @@ class ExperienceMaker:
     """Turns a rollout's samples into experience: log-probs, KL, rewards, advantages.
 
     Args:
-        args: upstream's nested namespace with ``sg``.
-        policy: the policy's ranks.
         reference: the reference model's ranks; None without a KL.
         reward: the reward model's ranks; None where the samples have their rewards.
-        kl_controller: its ``value`` is the coefficient of the KL.
-        pad_token_id: of the sequences.
 
     Attributes:
-        clock: of the controller.
-        rollout: index of the rollout; with the seed it decides which samples an optimizer step has.
         idle_fraction: of the latest update, see
             :func:`sg_rlhf.overlay.learner.micro_batches.dp_idle_fraction`; None if unknown.
-        skipped_rows: rows of ``nonfinite.jsonl`` for the latest rollout
-            (:func:`sg_rlhf.overlay.learner.nonfinite.check_samples`).
-        empty_responses: responses of the latest rollout without a token of the policy.
         pending_reference: log-probs of the latest rollout that are computed during the update; None
             if they were computed before.
     """
@@ -74,9 +65,6 @@ class ExperienceMaker:
 
     def make_experience_batch(self, rollout_samples: list[Experience]) -> list[Experience]:
         """Score a rollout and cut it into the micro-batches that the ranks train.
-
-        Args:
-            rollout_samples: experiences of one sample each, in the order of the prompts.
 
         Returns:
             Micro-batches: all of the first rank, all of the second, and so on.
@@ -154,8 +142,6 @@ class ExperienceMaker:
         """Start a forward pass of a model on all its ranks.
 
         Args:
-            name: of the section that the clock counts it in.
-            group: upstream's group of the model's ranks.
             wait: whether it shares GPUs with the next model, so that it must finish first.
         """
         with self.clock.section(name):

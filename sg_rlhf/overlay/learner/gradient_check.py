@@ -33,10 +33,6 @@ class GradientFaults:
     """Finds the parameters whose gradient is not finite, while the optimizer has it.
 
     Replaces methods of the live optimizer, as the gradients are gone after its step.
-
-    Args:
-        optimizer: DeepSpeed's.
-        named: gives the model's parameters by name.
     """
 
     def __init__(self, optimizer: Any, named: NamedParameters) -> None:
@@ -53,11 +49,7 @@ class GradientFaults:
             optimizer.has_overflow = functools.partial(self._overflow, has_overflow)
 
     def error(self, step: int) -> NonFiniteError:
-        """The error of an optimizer step, with the names found since the last call.
-
-        Args:
-            step: its number in the run.
-        """
+        """The error of an optimizer step, with the names found since the last call."""
         names = [name for name, _ in self._named() if name in self._names]
         self._names = set()
         where = f" ({listed(names, _MAX_NAMED)})" if names else ""
@@ -82,12 +74,7 @@ class GradientFaults:
         return overflow
 
     def record_nonfinite(self, *group: Any) -> None:
-        """Add the names of a parameter group's gradients that are not finite; on every rank.
-
-        Args:
-            group: gradients and parameters, or the parameters alone where the optimizer has kept
-                the norms of their gradients (offloaded).
-        """
+        """Add the names of a parameter group's gradients that are not finite; on every rank."""
         *gradients, params = group
         if gradients:
             bad = [p for g, p in zip(gradients[0], params, strict=False) if not _is_finite(g)]
@@ -108,7 +95,6 @@ def all_gather_objects(local: T, group: ProcessGroup | None = None) -> list[T]:
     """One object of every rank, on every rank.
 
     Args:
-        local: this rank's.
         group: process group; all ranks if None.
     """
     ranks = torch.distributed.get_world_size(group=group)

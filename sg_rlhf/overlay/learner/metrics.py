@@ -66,11 +66,9 @@ class MicroBatchMetrics:
             step's mean.
         tokens_per_rank: response tokens of the optimizer step divided by the ranks: turns a share
             of the step's mean into a sum over this micro-batch's tokens.
-        statistics: sums over its tokens.
         mismatch: [2], sum of abs(old - engine's log-prob) and number of tokens.
         failed: bool scalar: the loss is not finite, so that the micro-batch has no part in a mean.
         num_tokens: response tokens; 0 takes the micro-batch out of all means.
-        num_samples: B.
     """
 
     means: dict[str, Tensor]
@@ -106,10 +104,6 @@ class UpdateLog:
 
     Args:
         group: of the data-parallel ranks; None for all ranks.
-
-    Attributes:
-        rows: one of each optimizer step that was taken.
-        statistics: token statistics of all these steps and ranks.
     """
 
     def __init__(self, group: ProcessGroup | None) -> None:
@@ -174,13 +168,7 @@ class UpdateLog:
         )
 
     def close_step(self, step: int, grad_norm: float, learning_rate: float) -> None:
-        """Append the row of an optimizer step.
-
-        Args:
-            step: its number in the run.
-            grad_norm: of all ranks, before it is clipped.
-            learning_rate: after the step.
-        """
+        """Append the row of an optimizer step."""
         count, total = self._micro_batches, self._step_statistics
         self.rows.append(
             {

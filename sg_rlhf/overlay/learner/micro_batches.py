@@ -60,30 +60,17 @@ def _fills_on_one_rank(args: Namespace) -> bool:
 
 
 def max_tokens(size: int, args: Namespace) -> int:
-    """Tokens of a micro-batch: what the plan reserves for ``size`` samples of the longest length.
-
-    Args:
-        size: ``train.micro_batch_size`` or ``rollout.micro_batch_size``.
-        args: upstream's nested namespace.
-    """
+    """Tokens of a micro-batch: the plan reserves memory for ``size`` of the longest samples."""
     return size * int(args.data.max_len)
 
 
 def prepare_strategy(strategy: Strategy) -> None:
-    """Let DeepSpeed accumulate any number of micro-batches, where the update has them.
-
-    Args:
-        strategy: upstream's, on a rank of the policy, before it prepares a model.
-    """
+    """Let DeepSpeed accumulate any number of micro-batches, where the update has them."""
     strategy.use_dynamic_batch = strategy.use_dynamic_batch or has_variable_size(strategy.args)
 
 
 def scoring_micro_batches(samples: list[Experience], args: Namespace) -> list[list[int]]:
     """The micro-batches of the forward passes before the update.
-
-    Args:
-        samples: experiences of one response each.
-        args: upstream's nested namespace.
 
     Returns:
         Indices of samples: all micro-batches of the first rank, then of the second, and so on.
@@ -121,12 +108,6 @@ def training_micro_batches(
     experiences: list[Experience], args: Namespace, rollout: int, pad_token_id: int
 ) -> list[Experience]:
     """The same samples as the policy's ranks train them, with :data:`IS_LAST_OF_STEP`.
-
-    Args:
-        experiences: batches of any size; their ``index`` has the samples' indices in the rollout.
-        args: upstream's nested namespace.
-        rollout: its number in the run.
-        pad_token_id: of the sequences.
 
     Returns:
         An experience per micro-batch: all of the first rank, then of the second, and so on. Where
@@ -179,12 +160,7 @@ def _shape(model: str) -> ModelShape | None:
 
 
 def dp_idle_fraction(experiences: list[Experience], args: Namespace) -> float:
-    """Share of the ranks' time in the update in which they wait for each other, by tokens.
-
-    Args:
-        experiences: of :func:`training_micro_batches`.
-        args: upstream's nested namespace.
-    """
+    """Share of the ranks' time in the update in which they wait for each other, by tokens."""
     tokens = [
         float(e.attention_mask.sum() if args.ds.packing_samples else e.attention_mask.numel())
         for e in experiences
@@ -202,13 +178,7 @@ def forward_inputs(micro_batches: Sequence[Experience]) -> dict[str, list[Any]]:
 def concat(
     samples: list[Experience], micro_batches: Iterable[list[int]], pad_token_id: int
 ) -> list[Experience]:
-    """An experience per micro-batch.
-
-    Args:
-        samples: experiences of one response each.
-        micro_batches: indices of samples.
-        pad_token_id: of the sequences.
-    """
+    """An experience per micro-batch."""
     return [
         Experience.concat_experiences([samples[i] for i in indices], pad_token_id)
         for indices in micro_batches

@@ -69,11 +69,6 @@ def check_samples(
     Args:
         experiences: the rollout in batches of any size, with ``index``; changed in place. A reward
             that is not finite becomes the mean of the finite ones, which keeps the rollout's mean.
-        group: responses per prompt.
-        on_nonfinite: ``sg.on_nonfinite``.
-
-    Returns:
-        A row of ``nonfinite.jsonl`` for each cause.
 
     Raises:
         NonFiniteError: a value is not finite, and ``on_nonfinite`` is ``stop``.
@@ -116,10 +111,8 @@ def check_finite(
     """Stop if values of a batch are not finite, before anything is trained on them.
 
     Args:
-        cause: name of the values.
         values: [B, T] with a mask, [B] or [B, 1] without.
         mask_BT: [B, T], not 0 at response tokens.
-        prompts: B texts.
 
     Raises:
         NonFiniteError: a value is not finite where the mask is not 0.
@@ -161,10 +154,8 @@ class LossCheck:
         """Add a micro-batch; does not wait for the device.
 
         Args:
-            samples: its B samples, as the replay buffer has them.
             output: its loss. A log-prob that is not finite makes it so too: its ratio to itself is
                 NaN.
-            batch: the samples on the device.
 
         Returns:
             bool scalar: whether its policy loss is not finite.
@@ -185,8 +176,6 @@ class LossCheck:
         """Stop, or report to ``skips``, if a micro-batch failed; forget the micro-batches.
 
         Args:
-            failed: of each micro-batch, what :meth:`add` returned.
-            step: number of the optimizer step.
             skips: of this rank; None stops.
 
         Raises:
@@ -235,9 +224,6 @@ def masked_row(cause: str, message: str, prompts: Iterable[int], count: int) -> 
 
     Args:
         cause: name of the values that are not finite.
-        message: details in one line.
-        prompts: indices of the prompts that have such a sample.
-        count: samples that were masked.
     """
     return {
         "optimizer_step": None,
@@ -249,12 +235,7 @@ def masked_row(cause: str, message: str, prompts: Iterable[int], count: int) -> 
 
 
 def collect_rows(status: dict[str, Any], masked: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Collect the rollout's rows of ``nonfinite.jsonl``, and count them in the status.
-
-    Args:
-        status: of the ranks' update; :data:`ROWS` is removed, the metrics ``nonfinite/...`` added.
-        masked: the rows of the samples that were masked before it.
-    """
+    """Collect the rollout's rows of ``nonfinite.jsonl``, and count them in the status."""
     rows = [*masked, *status.pop(ROWS, [])]
     status[SKIPPED_STEPS] = float(sum(row.get("optimizer_step") is not None for row in rows))
     status[MASKED_SAMPLES] = float(sum(row.get("left_out", 0) for row in rows))
@@ -273,9 +254,7 @@ class RankSkips:
     schedule then; here it moves, so that every later step has its planned rate.
 
     Args:
-        args: upstream's nested namespace with ``sg``.
         faults: names the gradients that are not finite.
-        scheduler: of the learning rate.
     """
 
     def __init__(
@@ -300,9 +279,7 @@ class RankSkips:
         """The loss of a micro-batch, or NaN if it failed; before backward.
 
         Args:
-            loss: to run backward from.
             failed: bool scalar: whether the policy loss is not finite.
-            samples: the micro-batch's, as the replay buffer has them.
         """
         self._failed = failed
         self._step_prompts += self._prompts_of(samples)
@@ -313,9 +290,6 @@ class RankSkips:
 
         Needed if all tokens of a step are masked. Then the loss is 0/0, but no log-prob connects it
         to the layers.
-
-        Args:
-            model: of the policy, with an output head; without one this does nothing.
         """
 
         def spoiled(gradient: Tensor) -> Tensor:
@@ -334,8 +308,6 @@ class RankSkips:
         """Record a micro-batch whose loss is not finite; DeepSpeed skips its optimizer step.
 
         Args:
-            message: details in one line.
-            samples: its B samples.
             rows: of each, whether one of its numbers is not finite. If none is, all are suspects.
         """
         self._messages.append(message)
@@ -351,10 +323,6 @@ class RankSkips:
 
     def after_step(self, step: int, applied: bool) -> bool:
         """Log an optimizer step that was skipped; every rank must call it.
-
-        Args:
-            step: its number in the run.
-            applied: whether DeepSpeed took it; the same on all ranks.
 
         Returns:
             Whether it was skipped for a number that is not finite. With fp16 DeepSpeed also skips

@@ -39,10 +39,6 @@ class RankOldLogProbs:
     """The old log-probs of one rank's samples.
 
     Args:
-        actor: the policy in DeepSpeed.
-        buffer: the rank's samples.
-        batching: cuts them into optimizer steps.
-        args: upstream's nested namespace.
         skips: of this rank; None stops where a log-prob is not finite.
     """
 
@@ -59,9 +55,6 @@ class RankOldLogProbs:
 
     def compute_missing(self) -> bool:
         """Compute the old log-probs of the samples that later optimizer steps train.
-
-        Returns:
-            Whether any were missing.
 
         Raises:
             NonFiniteError: one is not finite, and ``sg.on_nonfinite=stop``.
@@ -100,7 +93,6 @@ class RankOldLogProbs:
         """Store the old log-probs of the first optimizer step, for a second epoch.
 
         Args:
-            items: the micro-batch's B samples in the replay buffer.
             log_probs_BT: detached, [B, T], padded on the right.
         """
         _store_rows(items, log_probs_BT)

@@ -29,9 +29,6 @@ def can_overlap(args: Namespace) -> bool:
 
     Nothing may read them earlier (the KL in the reward, masked samples), and each rank of the
     policy needs a rank of the reference.
-
-    Args:
-        args: upstream's nested namespace with ``sg``, after the platform's defaults.
     """
     ranks = rollout_plan.data_parallel_ranks(args)
     return bool(
@@ -47,13 +44,7 @@ def can_overlap(args: Namespace) -> bool:
 
 
 def submit(group: RayActorGroup, experiences: list[Experience], args: Namespace) -> PendingLogProbs:
-    """Start the reference's passes.
-
-    Args:
-        group: upstream's group of its ranks.
-        experiences: of :func:`sg_rlhf.overlay.learner.micro_batches.training_micro_batches`.
-        args: upstream's nested namespace.
-    """
+    """Start the reference's passes."""
     ranks = rollout_plan.data_parallel_ranks(args)["actor"]
     per_rank = len(experiences) // ranks
     results, start = [], 0
@@ -84,11 +75,6 @@ class RankReference:
 
     def attach(self, experience: Experience, step: int, index: int) -> None:
         """Add the log-probs to a micro-batch, if any are pending.
-
-        Args:
-            experience: the micro-batch that is trained next.
-            step: its optimizer step in the epoch.
-            index: of the micro-batch in the step.
 
         Raises:
             NonFiniteError: one is not finite.

@@ -37,12 +37,7 @@ class TensorReport(NamedTuple):
 
 
 class UpdateWatch:
-    """Hooks on a model's trainable tensors until its first step with a gradient.
-
-    Args:
-        model: inside DeepSpeed's engine.
-        optimizer: DeepSpeed's.
-    """
+    """Hooks on a model's trainable tensors until its first step with a gradient."""
 
     def __init__(self, model: torch.nn.Module, optimizer: Any) -> None:
         self._optimizer = optimizer
@@ -88,9 +83,6 @@ class UpdateWatch:
     def result(self) -> list[str]:
         """Remove the hooks and check, after an optimizer step; every rank must call it.
 
-        Returns:
-            A line for each kind of remark.
-
         Raises:
             FrozenError: tensors that the step should have trained, and did not.
         """
@@ -112,12 +104,7 @@ class UpdateWatch:
 
 
 def evaluate(names: Sequence[str], reports: Sequence[TensorReport]) -> list[str]:
-    """Check what all ranks together saw of each tensor; see :meth:`UpdateWatch.result`.
-
-    Args:
-        names: of the tensors.
-        reports: in the same order.
-    """
+    """Check what all ranks together saw of each tensor; see :meth:`UpdateWatch.result`."""
     pairs = list(zip(names, reports, strict=True))
     cut_off = [name for name, r in pairs if r.forward_ran and not r.has_grad]
     not_owned = [name for name, r in pairs if not r.in_optimizer]

@@ -40,13 +40,11 @@ class LossBatch:
 
     Attributes:
         mask_BT: not 0 at response tokens.
-        advantages_BT: A of each token.
         old_log_probs_BT: under the policy that sampled; None: the current ones.
         reference_log_probs_BT: of the reference model; None without a KL.
         engine_log_probs_BT: of the rollout engine; None where it gave none.
         keys_BT: int64, of :func:`~sg_rlhf.algo.weightings.token_keys`; None where the weighting
             reads none.
-        denominators: totals of the optimizer step.
     """
 
     mask_BT: Tensor
@@ -79,8 +77,6 @@ class RolloutConstants:
 
     Attributes:
         kl_coef: coefficient of the KL to the reference.
-        mean_weight: of the rollout, for ``normalize=batch_mean``.
-        entropy_threshold: of the rollout, for ``top_entropy``.
         lopti_pass: the present pass of ``sg.update=lopti``; None without passes.
     """
 
@@ -96,15 +92,12 @@ class UpdateLossSettings:
 
     Attributes:
         policy: of the policy loss. With ``stock`` its statistics alone are used, with w = 1.
-        correction: of the importance correction.
         stock: upstream's ``PolicyLoss`` for upstream's own loss types, else None.
         kl_estimator: of the KL to the reference; None without a KL in the loss.
         kl_unbiased: give the KL its unbiased gradient.
         kl_weighting: for a weighted KL with ``stock``, which has no weights of its own.
         kl_to_engine: coefficient of the KL to the engine, or 0.
         entropy_coef: of the entropy bonus; None does not compute the entropy.
-        aux_loss_coef: of the router's loss.
-        lopti_threshold: see :func:`sg_rlhf.algo.lopti.in_pass`.
     """
 
     policy: LossSettings
@@ -134,7 +127,6 @@ class MicroBatchLoss:
     """The result of :func:`micro_batch_loss`.
 
     Attributes:
-        loss: the scalar to differentiate.
         policy_loss: the policy loss alone, detached. It is not finite if a log-prob, old log-prob
             or advantage of a response token is not.
         terms: the terms of the loss by metric name, scalars without a gradient and without their
@@ -160,10 +152,6 @@ class MicroBatchLoss:
 
 def loss_settings(args: Namespace, upstream_loss: PolicyLoss) -> UpdateLossSettings:
     """The settings of a run.
-
-    Args:
-        args: upstream's nested namespace with ``sg``.
-        upstream_loss: the module that upstream's trainer built from the same flags.
 
     Raises:
         ValueError: a weight that cannot vary.
@@ -206,13 +194,7 @@ def loss_settings(args: Namespace, upstream_loss: PolicyLoss) -> UpdateLossSetti
 def loss_batch(
     experience: Experience, weighting: Weighting, denominators: Denominators
 ) -> LossBatch:
-    """The one place that reads upstream's ``Experience`` for the loss.
-
-    Args:
-        experience: of B samples, on the rank's device.
-        weighting: the recipe's.
-        denominators: of the optimizer step.
-    """
+    """The one place that reads upstream's ``Experience`` for the loss."""
 
     def filled(values: Tensor | None) -> Tensor | None:
         # A NaN at a masked position survives a product with the mask.
@@ -238,9 +220,6 @@ def weighting_context(
     """The weighting's inputs other than p.
 
     Args:
-        batch: the micro-batch, with old log-probs.
-        rollout: constants of its rollout.
-        eps: the clip range.
         entropy: [B, T]; None where it was not computed.
     """
     return TokenContext(
@@ -268,13 +247,6 @@ def micro_batch_loss(
     accumulation, by which DeepSpeed divides. ``actor.loss_agg_mode`` chooses the mean of the policy
     loss. KL and entropy have the mean over tokens, as upstream's, but with ``prompt-mean`` also
     that over prompts, as Eq. 5 has the KL. Nothing here waits for the device.
-
-    Args:
-        batch: the micro-batch.
-        policy: the policy's forward pass over it.
-        settings: of the run.
-        rollout: constants of its rollout.
-        aux_loss_scale: this micro-batch's share of the router's loss.
     """
     log_probs_BT, denominators = policy.log_probs_BT, batch.denominators
     if batch.old_log_probs_BT is None:

@@ -39,7 +39,6 @@ class Denominators:
 
     Attributes:
         ranks: data-parallel ranks. They average their gradients, so each loss is multiplied by it.
-        tokens: response tokens, divided by :attr:`UpdateBatching.accumulation`.
         responses: responses that have a token, divided in the same way.
         prompts: prompts that have a token, divided in the same way; with ``prompt-mean`` only.
         prompt_tokens_B: [B], response tokens of each sample's prompt; with ``prompt-mean`` only.
@@ -84,8 +83,6 @@ class MicroBatch:
         step: index of the optimizer step in the epoch.
         index: index of the micro-batch in its optimizer step.
         count: micro-batches of that optimizer step on this rank.
-        denominators: of the losses.
-        num_tokens: its response tokens.
         aux_loss_scale: this micro-batch's share of the optimizer step's samples, times ranks and
             accumulation: 1 where all micro-batches have the same number of samples.
     """
@@ -105,23 +102,13 @@ class MicroBatch:
 
 
 def batch_on_device(samples: list[Experience], args: Namespace) -> Experience:
-    """Samples of a replay buffer as one experience on the rank's device.
-
-    Args:
-        samples: B experiences of one sample each.
-        args: upstream's nested namespace.
-    """
+    """Samples of a replay buffer as one experience on the rank's device."""
     batch: Experience = make_experience_batch(samples, args.ds.packing_samples)
     return batch.to_device(torch.cuda.current_device())
 
 
 def policy_forward(actor: Actor, batch: Experience, **options: Any) -> Any:
     """The policy's forward pass over a batch.
-
-    Args:
-        actor: the policy in DeepSpeed.
-        batch: B samples, of :func:`batch_on_device`.
-        options: of upstream's ``Actor.forward``.
 
     Returns:
         Log-probs [B, T] of the response tokens; (log-probs, output) with ``return_output``.
@@ -135,11 +122,7 @@ def policy_forward(actor: Actor, batch: Experience, **options: Any) -> Any:
 
 
 class BalancedBuffer(NaiveReplayBuffer):  # type: ignore[misc]  # upstream has no types
-    """Upstream's replay buffer; trains each appended experience as one micro-batch.
-
-    Attributes:
-        steps: the micro-batches of the complete optimizer steps.
-    """
+    """Upstream's replay buffer; trains each appended experience as one micro-batch."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -163,17 +146,7 @@ class BalancedBuffer(NaiveReplayBuffer):  # type: ignore[misc]  # upstream has n
 
 
 class UpdateBatching:
-    """Cuts the samples of a rank's replay buffer into optimizer steps and micro-batches.
-
-    Args:
-        strategy: upstream's, whose data-parallel ranks are set up.
-
-    Attributes:
-        cut_by_controller: whether the replay buffer is a :class:`BalancedBuffer`.
-        is_variable: whether optimizer steps have different numbers of micro-batches. DeepSpeed then
-            accumulates until the update marks the end of a step.
-        accumulation: by how much DeepSpeed divides each loss.
-    """
+    """Cuts the samples of a rank's replay buffer into optimizer steps and micro-batches."""
 
     def __init__(self, strategy: Strategy) -> None:
         args = strategy.args
@@ -198,11 +171,7 @@ class UpdateBatching:
         return [full[i : i + self.accumulation] for i in range(0, len(full), self.accumulation)]
 
     def epoch(self, buffer: NaiveReplayBuffer) -> list[MicroBatch]:
-        """The micro-batches of one epoch in order; every data-parallel rank must call it.
-
-        Args:
-            buffer: this rank's samples. Their action masks are counted now.
-        """
+        """The micro-batches of one epoch in order; every data-parallel rank must call it."""
         steps = self._in_epoch_order(buffer)
         group = self._strategy.ds_device_mesh["dp"].get_group()
         ranks = torch.distributed.get_world_size(group=group)

@@ -39,11 +39,6 @@ def sum_over_rollout(
 ) -> torch.Tensor:
     """Sum over the samples of all data-parallel ranks; every rank must call it.
 
-    Args:
-        samples: of this rank, of one response each.
-        group: of the data-parallel ranks.
-        value_of_sample: a tensor of the same shape for every sample.
-
     Returns:
         float64, on the rank's device.
     """
@@ -98,11 +93,7 @@ def entropy_threshold(
     Takes a forward pass over the rollout.
 
     Args:
-        batches: samples of this rank that are computed together.
         group: of the data-parallel ranks; each must call it.
-        actor: the policy in DeepSpeed.
-        weighting: whose share it is.
-        args: upstream's nested namespace.
     """
     entropies = []
     for samples in batches:

@@ -23,8 +23,6 @@ class SyncTrainer:
     """Sends the policy's weights to the engines; the update is the subclass's.
 
     Args:
-        strategy: with the arguments of the run.
-        actor: the policy in DeepSpeed.
         vllm_engines: the rollout engines; None for none.
     """
 

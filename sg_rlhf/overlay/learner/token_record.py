@@ -45,7 +45,6 @@ class TokenRecord:
         """Keep values of a micro-batch's response tokens; does not wait for the device.
 
         Args:
-            items: its B samples, as the replay buffer has them.
             values: by the name of a field of ``samples.jsonl``: [B, T], padded on the right; None
                 for values that this run does not compute.
         """
@@ -56,9 +55,6 @@ class TokenRecord:
 
     def lookup(self, indices: Iterable[int]) -> list[dict[str, list[float]] | None]:
         """The values of samples.
-
-        Args:
-            indices: of the samples in the rollout.
 
         Returns:
             For each sample, field -> value of each response token; None where this rank did not

@@ -155,9 +155,6 @@ class SGActorPPOTrainer(SyncTrainer):
     def ppo_train(self, kl_ctl: float) -> dict[str, Any]:
         """Train on the replay buffer for ``train.max_epochs`` epochs.
 
-        Args:
-            kl_ctl: coefficient of the KL loss.
-
         Returns:
             Metrics of the update by name, means over all ranks; ``sg_optimizer_steps`` has the rows
             of its optimizer steps.

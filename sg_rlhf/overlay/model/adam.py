@@ -43,10 +43,6 @@ def use_host_threads(ranks: int, parameters: int) -> None:
     without CUDA everything. There a model below :data:`THREADED` keeps its one thread: its small
     products gain nothing, and the number of threads decides how sums are rounded. So does a run
     for which the user exported more.
-
-    Args:
-        ranks: policy ranks on this machine.
-        parameters: of the model.
     """
     if platform.is_cpu() and (parameters < THREADED or torch.get_num_threads() > 1):
         return

@@ -16,7 +16,6 @@ def mark_models(stage: int, models: Sequence[Any]) -> None:
     """Mark the layers of models for ZeRO-3; below it nothing is gathered.
 
     Args:
-        stage: ZeRO stage.
         models: upstream's models, or pairs of one and its optimizer's settings; None is left out.
     """
     for entry in models if stage == 3 else ():
@@ -27,10 +26,6 @@ def mark_models(stage: int, models: Sequence[Any]) -> None:
 
 def mark(model: Any) -> int:
     """Mark the decoder layers of a model that DeepSpeed has not prepared yet.
-
-    Args:
-        model: a transformers model, with or without adapters. Its ``_no_split_modules`` name the
-            class of its layers.
 
     Returns:
         The number of layers; 0 for a model that names none.

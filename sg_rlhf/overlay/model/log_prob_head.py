@@ -41,7 +41,6 @@ class _HeadRequest:
         targets: [N], token ids that follow them.
         at: [N], where the log-probs go in the flattened result; None for all positions.
         shape: of the result, (1 or B, T); 0 where no log-prob is requested.
-        temperature: of the policy.
         with_entropy: whether to compute the entropy as well.
         softcap: of the model's logits; None for none.
         entropy: set by the head, in ``shape``; None without ``with_entropy``.

@@ -42,7 +42,6 @@ class Keys(NamedTuple):
         prefix_of: per sample, the index of the sample that is its prefix; -1 for none.
         gather_index: [T'], index in the row of each key, sample by sample, on the row's device.
         cu_seq_lens: [S + 1] int32, cumulative numbers of keys, on the row's device.
-        max_length: largest number of keys of a sample.
         masks: per sample, bool [its tokens, its keys], True where it attends; None without a
             prefix. Empty on CUDA, whose kernel has no mask.
     """
@@ -59,8 +58,6 @@ class PackedRow(NamedTuple):
 
     Attributes:
         cu_seq_lens: [S + 1] int32, cumulative numbers of tokens, on the row's device.
-        lengths: number of tokens per sample, on the host.
-        max_length: the largest of them.
         keys: None if each sample attends only to itself.
     """
 
@@ -76,10 +73,6 @@ def resolve_attention(requested: str, packing: bool) -> str:
     Upstream replaces every implementation other than flash-attn by flash-attn if samples are
     packed; here :data:`VARLEN` replaces it. It supports only packed rows, so padded ones get
     ``sdpa``.
-
-    Args:
-        requested: ``ds.attn_implementation``.
-        packing: ``ds.packing_samples``.
     """
     if not packing:
         return "sdpa" if requested == VARLEN else requested
@@ -110,13 +103,7 @@ def row_from_positions(position_ids: Any) -> PackedRow:
 
 
 def row_with_prefixes(lengths: list[int], prefix_of: list[int], device: Any) -> PackedRow:
-    """A row in which samples attend to a prefix sample as to their own earlier tokens.
-
-    Args:
-        lengths: number of tokens per sample.
-        prefix_of: see :class:`Keys`; an earlier sample that has no prefix itself.
-        device: of the row.
-    """
+    """A row in which samples attend to a prefix sample as to their own earlier tokens."""
     import torch
 
     ends = torch.tensor([0, *lengths]).cumsum(0)
@@ -169,7 +156,6 @@ def packed_attention(
         query_THD: [T, H, D]; on CUDA bfloat16 or float16, with D a multiple of 8 up to 256.
         key_TKD: [T, K, D], in the query's dtype.
         value_TKD: [T, K, D], in the query's dtype.
-        row: of :func:`row_from_positions` or :func:`row_with_prefixes`.
         scale: factor of the scores; None for 1 / sqrt(D).
         window: number of tokens that a token attends to, with itself; None for all earlier ones.
 
@@ -262,7 +248,6 @@ def cache_row(position_ids: Any, row: PackedRow) -> None:
 
     Args:
         position_ids: [1, T]; the cache holds it weakly.
-        row: of :func:`row_with_prefixes`.
     """
     _rows()[position_ids] = row
 
@@ -292,15 +277,12 @@ def attention(
     """:func:`packed_attention` with the signature of transformers' attention functions.
 
     Args:
-        layer: the attention layer, for messages.
         query: [1, H, T, D].
         key: [1, K, T, D].
         value: [1, K, T, D].
         attention_mask: None.
-        scaling: factor of the scores.
         dropout: 0.
         position_ids: [1, T], of packed samples.
-        sliding_window: the ``window``.
         **others: ignored, except for features that this attention does not have.
 
     Returns:

@@ -23,7 +23,6 @@ class SharedRow(NamedTuple):
     Attributes:
         tokens: [1, T], token ids.
         positions: [1, T], position of each token in its sample, from 0.
-        row: the segments for attention: a prompt, its responses, the next prompt and so on.
         positions_of_batch: [B, L], index in the row of each token of the batch; -1 for padding.
     """
 

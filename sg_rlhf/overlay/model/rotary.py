@@ -26,14 +26,7 @@ def with_float32_frequencies(original: Callable[..., None]) -> Callable[..., Non
 
 
 def restore(model: Any) -> int:
-    """Recompute rotary buffers that are not float32.
-
-    Args:
-        model: a transformers model; its rotary modules have an ``inv_freq`` buffer and a config.
-
-    Returns:
-        The number of modules with such buffers.
-    """
+    """Recompute rotary buffers that are not float32."""
     import torch
 
     restored = 0

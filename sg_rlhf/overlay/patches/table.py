@@ -37,16 +37,7 @@ def _fused_log_probs() -> bool:
 
 
 class Patch(NamedTuple):
-    """One replaced name.
-
-    Attributes:
-        module: the module of the name. The row takes effect after its import.
-        name: dotted name in the module; ``REGISTRY[key]`` is an entry of a mapping.
-        replacement: our object, as ``module:name``.
-        why: the reason, mostly a fault of the original.
-        when: called after the import; False keeps the original.
-        wraps: ``replacement`` is a function from the original object to the new one.
-    """
+    """One replaced name."""
 
     module: str
     name: str

@@ -79,12 +79,7 @@ def clear(run_dir: Path) -> None:
 
 @contextlib.contextmanager
 def phase(who: str, what: str) -> Iterator[None]:
-    """A part of this process's work that takes time. It hides the phase around it.
-
-    Args:
-        who: the process, a name of this module.
-        what: the work, as the terminal shows it.
-    """
+    """A part of this process's work that takes time. It hides the phase around it."""
     _phases.append((who, what))
     _append({"who": who, "what": what})
     try:
@@ -115,7 +110,6 @@ def set_status(rollout: int, part: str) -> None:
 
     Args:
         rollout: counted from 1.
-        part: a name of :mod:`sg_rlhf.run_dir.timing_keys`.
     """
     _append({"who": CONTROLLER, "rollout": rollout, "doing": LABELS.get(part, part)})
 

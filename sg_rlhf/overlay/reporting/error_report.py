@@ -87,9 +87,6 @@ def last_line(lines: list[str]) -> str:
     """The error of a traceback: like one, Ray's text of a worker's error ends with that error.
 
     Pydantic adds a line with the address of a page to its errors; it is ignored.
-
-    Args:
-        lines: of the traceback, at least one.
     """
     useful = [n for n in lines if not n.strip().startswith("For further information visit")]
     return (useful or lines)[-1].strip()

@@ -75,12 +75,7 @@ def interrupt(signum: int, _frame: Any) -> None:
 
 
 class GracefulStop:
-    """Inside this context, the first SIGTERM or SIGHUP asks the controller to save and end.
-
-    Args:
-        run_dir: the run directory; without one a signal ends the run at once.
-        seconds: how long the driver waits for the controller.
-    """
+    """Inside this context, the first SIGTERM or SIGHUP asks the controller to save and end."""
 
     def __init__(self, run_dir: str | None, seconds: float) -> None:
         self._stop_file = Path(run_dir) / STOP_FILE if run_dir else None

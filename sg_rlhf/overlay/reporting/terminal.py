@@ -59,12 +59,7 @@ def with_label(who: str, text: str) -> str:
 
 
 class Progress:
-    """Follows a run directory until closed; use as a context manager.
-
-    Args:
-        run_dir: the run directory.
-        terminal: stream for the lines and the bar. The bar and a live line need a terminal.
-    """
+    """Follows a run directory until closed; use as a context manager."""
 
     def __init__(self, run_dir: Path, terminal: TextIO) -> None:
         self._run_dir = run_dir

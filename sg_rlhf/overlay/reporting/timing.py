@@ -24,7 +24,6 @@ class PhaseTimer:
 
     Args:
         now: monotonic time in seconds.
-        on_change: called with the name of the section that begins or resumes.
     """
 
     def __init__(

@@ -45,7 +45,6 @@ class PromptBatch:
         prompts: rows of the data loader, of one prompt each, in the order of drawing.
         completed: index in ``prompts`` -> the prompt's samples; [] if they were taken or dropped.
         is_epoch_end: whether the epoch's data ended with this batch.
-        is_finished: whether every prompt is completed.
         n_completed: prompts completed since a rollout last took some of this batch.
         n_passed: those of them that dynamic filtering kept.
     """
@@ -75,16 +74,7 @@ SampleFn = Callable[[PromptBatch, OnPromptDone], None]
 
 
 class AsyncRolloutBuffer:
-    """Prompts that were drawn and are not trained yet, with their samples.
-
-    Args:
-        config: the settings.
-        loader: of the prompts. Each iteration is an epoch; a row holds one prompt.
-        epochs: of the run.
-        sample: see :data:`SampleFn`; runs in its own thread.
-        trainer_lock: held by whoever calls the trainer's ranks, as in
-            :class:`sg_rlhf.overlay.rollout.engine_pool.EnginePool`.
-    """
+    """Prompts that were drawn and are not trained yet, with their samples."""
 
     def __init__(
         self,
@@ -108,12 +98,7 @@ class AsyncRolloutBuffer:
     # -- submitting --------------------------------------------------------------------------------
 
     def submit(self, version: int, next_rollout: int) -> None:
-        """Draw and submit as many batches as the bound allows.
-
-        Args:
-            version: of the engines' weights.
-            next_rollout: index of the rollout that is trained next.
-        """
+        """Draw and submit as many batches as the bound allows."""
         with self._changed:
             self._resume_from_state()
             while self._can_submit(version, next_rollout) and self._next_batch():
@@ -226,11 +211,7 @@ class AsyncRolloutBuffer:
     # -- taking --------------------------------------------------------------------------------
 
     def pop_batch(self, version: int) -> RolloutSamples:
-        """Wait for the samples of rollout ``version`` and remove them from the buffer.
-
-        Returns:
-            The samples in the order of the prompts; none at the end of an epoch.
-        """
+        """Wait for the samples of rollout ``version`` and remove them from the buffer."""
         with self._changed:
             self._resume_from_state()
             while True:
@@ -353,11 +334,7 @@ class AsyncRolloutBuffer:
             }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from :meth:`state` at the next submission, when the engines have the weights.
-
-        Args:
-            state: from the checkpoint. That of a synchronous run has only the loader's state.
-        """
+        """Continue from :meth:`state` at the next submission, when the engines have the weights."""
         empty = {
             "batches": [],
             "next": 0,

@@ -20,13 +20,7 @@ T = TypeVar("T")
 
 
 class BatchBarrier(Generic[T]):
-    """Holds the requests of a batch until all have arrived, then adds them in the order of keys.
-
-    Args:
-        parties: requests of the batch on this engine, including those that are skipped.
-        pause: stops the engine; called when the first request arrives.
-        resume: starts it again.
-    """
+    """Holds the requests of a batch until all have arrived, then adds them in the order of keys."""
 
     def __init__(
         self,
@@ -45,9 +39,6 @@ class BatchBarrier(Generic[T]):
 
     async def arrive(self, key: RequestKey, add: Callable[[], Awaitable[T]]) -> T:
         """Wait for the batch, add the request and return what ``add`` returns.
-
-        Args:
-            key: sorts the requests; unique.
 
         Raises:
             BaseException: of the engine, if it failed meanwhile.

@@ -25,10 +25,7 @@ class RequestTag(NamedTuple):
     """Sent to an engine with each prompt.
 
     Attributes:
-        seed_key: seeds the responses.
-        instance_id: the engine start that is meant. A restarted engine has other weights.
         batch: id of the prompts that an engine computes together; None for a later prompt.
-        batch_size: responses in that batch on this engine.
     """
 
     seed_key: SeedKey
@@ -55,13 +52,7 @@ class RolloutDispatcher:
     """Requests of one rollout or one evaluation.
 
     Args:
-        engines: the engines to use.
-        seed: of the run.
-        namespace: see :class:`sg_rlhf.sampling.request_seeds.SeedKey` (``purpose``).
-        step: index of the rollout, for the same.
         numbers: of the prompts, in the order in which they are submitted; 0, 1, ... if None.
-        as_one_batch: whether each engine starts the first prompts together, for which it is paused
-            briefly. Not possible while a weight sync may pause it.
     """
 
     def __init__(
@@ -84,10 +75,6 @@ class RolloutDispatcher:
         """Send prompts, each to the engine with the fewest pending responses.
 
         The prompts of the first call form one batch per engine.
-
-        Args:
-            prompts: arguments of the engine's ``generate_responses``, per prompt.
-            num_samples: responses per prompt.
         """
         # Counted here, not queried from the engines: one of them may be lost unnoticed.
         load = [0] * len(self._engines.handles)

@@ -56,8 +56,6 @@ class _Response:
     """A response that is being generated.
 
     Attributes:
-        seed_key: of the prompt.
-        number: index among the prompt's responses.
         barrier: of the batch; None for none.
         turn: requests made so far; a dialogue makes several.
         generated_tokens: the model's tokens of earlier turns.
@@ -83,7 +81,6 @@ def executor_of(agent_func_path: str | None, remote_rm_url: str | None) -> Agent
     Args:
         agent_func_path: ``train.agent_func_path``: a Python file or ``domain:NAME``; None for
             responses of a single turn.
-        remote_rm_url: ``reward.remote_url``: what grades these.
     """
     if not agent_func_path:
         return StrictSingleTurnExecutor(remote_rm_url)
@@ -111,12 +108,7 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class): 
         """Start vLLM.
 
         Args:
-            agent_func_path: ``train.agent_func_path``.
-            remote_rm_url: ``reward.remote_url``.
             bundle_indices: the engine's bundles of its placement group; None for a single GPU.
-            num_gpus: share of a GPU that each worker has.
-            full_determinism: ``train.full_determinism_enable``.
-            **kwargs: of ``vllm.AsyncEngineArgs``.
         """
         kwargs["worker_extension_cls"] = WORKER_EXTENSION
         settings = worker_settings.current()
@@ -189,18 +181,6 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class): 
 
         A response ends with the turn of the prompt's chat format.
 
-        Args:
-            prompt: its text.
-            label: the reference answer, for the reward function.
-            sampling_params: vLLM's; a copy is changed.
-            *args: of upstream's method, as ``**kwargs``.
-            hf_tokenizer: of the policy.
-            num_samples: responses.
-            tag: seeds the responses; without it they differ on each call.
-
-        Returns:
-            The executor's fields of each response, with ``weight_versions`` if there is a ``tag``.
-
         Raises:
             RewardError: a response has no valid reward.
             EngineReplaced: the request is for an earlier instance of this engine.
@@ -259,14 +239,6 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class): 
         """Upstream's vLLM request, with the seed of the current response.
 
         The first requests of a batch start together (:mod:`.batch_barrier`).
-
-        Args:
-            prompt_token_ids: the context.
-            sampling_params: vLLM's; a copy gets the seed.
-            multi_modal_data: images of the prompt.
-
-        Returns:
-            vLLM's finished ``RequestOutput``.
         """
         response = _response.get()
         if response is None:
@@ -365,10 +337,6 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class): 
         self, metadata: Any, first: bool, last: bool, handles: Any = None
     ) -> list[str | None]:
         """Receive one bucket of a weight sync in every worker.
-
-        Args:
-            metadata, first, last, handles: of
-                :meth:`sg_rlhf.overlay.weight_sync.receiver.BucketWorkerWrap.receive_bucket`.
 
         Returns:
             An error message per worker; None where there is none.

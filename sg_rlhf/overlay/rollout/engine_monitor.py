@@ -45,11 +45,6 @@ def wait_for_start(
     A rank waits for every engine in the weight-sync rendezvous. So the engines are pinged until all
     ranks have left it.
 
-    Args:
-        engines: of the run.
-        seconds: for all engines to answer.
-        loading: results of the ranks' calls.
-
     Raises:
         EngineLost: an engine did not start, did not answer in time, or died.
     """
@@ -90,7 +85,6 @@ def monitor(engines: EnginePool | None, seconds: float, run_dir: Path | None) ->
     """Ping the engines in a thread while the block runs.
 
     Args:
-        engines: of the run.
         seconds: of silence after which an engine is killed, or the run ends if the engine may not
             be restarted; 0 for no monitor.
         run_dir: for :data:`FILE`; None for no monitor.

@@ -49,9 +49,6 @@ class EngineInstance(NamedTuple):
     """One start of an engine.
 
     Attributes:
-        name: unique id.
-        node: Ray's id of the node.
-        processes: (process id, start time) of the engine's process and its children.
         group: Ray's id of the placement group; None for none.
     """
 
@@ -71,21 +68,7 @@ def _kill_processes(processes: Sequence[tuple[int, float]]) -> None:
 
 
 class EnginePool:
-    """The engines of a run. Any of them may be restarted.
-
-    Args:
-        handles: Ray actors.
-        max_restarts: per engine.
-        rejoin: rebuilds the weight-sync group and sends the policy's weights to all engines.
-
-    Attributes:
-        handles: Ray actors, which stay the same through restarts.
-        instances: the current start of each engine.
-        trainer_lock: held by whoever calls the trainer's ranks; a restart does. Two threads that
-            call them would reach the ranks in different orders.
-        replaced: restarts per engine.
-        answered: indices of the engines that have answered a request.
-    """
+    """The engines of a run. Any of them may be restarted."""
 
     def __init__(
         self, handles: Sequence[ActorHandle], max_restarts: int, rejoin: Callable[[], None]
@@ -115,10 +98,6 @@ class EnginePool:
 
     def replace(self, index: int, lost: str) -> None:
         """Restart a lost engine and send it the policy's weights.
-
-        Args:
-            index: of the engine.
-            lost: id of the lost instance. Does nothing if the engine was restarted since.
 
         Raises:
             EngineLost: it never answered, was lost more often than allowed, or does not restart.

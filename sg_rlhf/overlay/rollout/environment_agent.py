@@ -72,18 +72,7 @@ class EnvironmentAgent(AgentExecutorBase):  # type: ignore[misc]  # upstream has
         """Sample and grade one rollout.
 
         Args:
-            prompt: its text. As in upstream it loses its beginning if it leaves less than the
-                response's budget of `max_length`.
-            label: the reference answer.
-            sampling_params: vLLM's. `max_tokens` is the budget of the whole response, replies of
-                the environment included.
-            max_length: tokens of prompt and response.
-            hf_tokenizer: of the policy.
-            llm_engine: the engine's actor, which samples a turn.
             images: must be empty.
-
-        Returns:
-            The fields that upstream's executors return.
 
         Raises:
             RewardError: the label is wrong, or there are images.

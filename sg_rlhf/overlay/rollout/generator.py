@@ -55,16 +55,7 @@ class SamplesGenerator:
     - A response may end with its first token. Upstream's engine masks these tokens there, and its
       trainer does not, so that the log-probs of first tokens differ.
 
-    Args:
-        args: upstream's nested namespace with ``sg``.
-        prompts: the training prompts, one per row.
-        tokenizer: of the policy.
-
     Attributes:
-        clock: of the controller.
-        sampling: of the rollouts.
-        engines: the rollout engines; set before the first call.
-        step: index of the current rollout; seeds its responses.
         buffer: of an asynchronous run; None otherwise.
     """
 
@@ -149,11 +140,6 @@ class SamplesGenerator:
     ) -> list[Experience]:
         """Responses to every prompt of an evaluation set, in the order of the prompts.
 
-        Args:
-            loader: yields one prompt at a time.
-            sampling: of this set.
-            namespace: of the responses' seeds.
-
         Raises:
             RewardError: a reward is not finite.
         """
@@ -185,14 +171,7 @@ class SamplesGenerator:
         on_prompt_done: OnPromptDone,
         engines: EnginePool,
     ) -> None:
-        """Responses to the pending prompts of a batch. Runs in a thread of the async buffer.
-
-        Args:
-            batch: prompts to complete.
-            on_prompt_done: called with a prompt's index and its samples ([] if dynamic filtering
-                discards it); returns the prompts to submit instead.
-            engines: restarts a lost engine.
-        """
+        """Responses to the pending prompts of a batch. Runs in a thread of the async buffer."""
         pending = batch.pending()
         numbers = itertools.chain(pending, itertools.count(len(batch.prompts)))
         train = self.args.train
@@ -213,13 +192,7 @@ class SamplesGenerator:
         states: dict[str, Any],
         engines: EnginePool,
     ) -> AsyncRolloutBuffer:
-        """Take rollouts from a buffer from now on. It submits no prompt yet.
-
-        Args:
-            config: of the run.
-            states: a checkpoint's client state, or that of a new run.
-            engines: restarts a lost engine.
-        """
+        """Take rollouts from a buffer from now on. It submits no prompt yet."""
 
         def sample(batch: PromptBatch, on_prompt_done: OnPromptDone) -> None:
             self.generate_async(batch, on_prompt_done, engines)
@@ -238,12 +211,7 @@ class SamplesGenerator:
     def _submit(
         self, dispatcher: RolloutDispatcher, rows: list[PromptRow], sampling: Sampling
     ) -> None:
-        """Send prompts to the engines.
-
-        Args:
-            rows: of the data loader, (sources, prompts, labels, images) of one prompt each.
-            sampling: of the responses.
-        """
+        """Send prompts to the engines."""
         if not rows:
             return
         sampling_params = SamplingParams(

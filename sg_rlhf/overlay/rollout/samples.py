@@ -22,18 +22,12 @@ class Response(TypedDict):
     """The fields of a response that an executor returns, with the engine's weight versions.
 
     Attributes:
-        prompt: its text.
-        label: the reference answer.
         images: of the prompt; None for none.
-        mm_train_inputs: of the images, for the trainer.
         observation_tokens: token ids [L] of the prompt and the response.
         action_ranges: (start, end) of each of the model's turns in them.
         rollout_log_probs: [L], the engine's, 0 outside the model's turns; None for none.
-        truncated: whether a limit ended the response.
         reward: None if a reward model gives it.
         scores: for dynamic filtering; None for none.
-        extra_logs: further numbers of the reward function, by name.
-        weight_versions: runs of tokens by weight version (:mod:`sg_rlhf.run_dir.weight_versions`).
     """
 
     prompt: str
@@ -51,13 +45,7 @@ class Response(TypedDict):
 
 
 def reward_error(response: Response, why: str, text: str) -> RewardError:
-    """The error of a reward that cannot be used: one line with the cause and the sample.
-
-    Args:
-        response: it has the reward.
-        why: the cause.
-        text: prompt and response.
-    """
+    """The error of a reward that cannot be used: one line with the cause and the sample."""
     return RewardError(
         f"the reward function failed on a rollout ({why}); label {truncate(response['label'])}; "
         f"prompt {truncate(response['prompt'])}; the sample ends: {text[-_MAX_CHARACTERS:]!r}"
@@ -69,11 +57,9 @@ class Sampling:
     """How responses are sampled.
 
     Attributes:
-        n_samples_per_prompt: responses to each prompt.
         temperature: 0 takes the likeliest token.
         top_p: probability mass of the tokens to sample from.
         max_new_tokens: of a response; None: what ``max_len`` leaves.
-        max_len: tokens of prompt and response.
     """
 
     n_samples_per_prompt: int
@@ -121,10 +107,6 @@ def to_experience(response: Response, max_len: int) -> Experience:
       the overlong penalty.
     - A response counts as truncated if an environment's text fills the context, so that the model
       could not continue. Upstream's multi-turn executor stops there, and does not mark it.
-
-    Args:
-        response: of an engine.
-        max_len: tokens of prompt and response; later ones are dropped.
     """
     token_ids = response["observation_tokens"]
     n_tokens = min(len(token_ids), max_len)

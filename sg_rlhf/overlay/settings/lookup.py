@@ -9,9 +9,5 @@ from typing import Any
 
 
 def value_of(args: Namespace) -> Callable[[str], Any]:
-    """A function from a dotted key, such as ``train.batch_size``, to its value.
-
-    Args:
-        args: upstream's nested namespace, with ``sg``.
-    """
+    """A function from a dotted key, such as ``train.batch_size``, to its value."""
     return lambda key: operator.attrgetter(key)(args)

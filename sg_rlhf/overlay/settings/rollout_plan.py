@@ -15,11 +15,9 @@ class Plan:
     """The rollouts and optimizer steps that a data set gives a run.
 
     Attributes:
-        prompts: prompts of an epoch.
         left_out: prompts of an epoch that fill no rollout; 0 under dynamic filtering, which
             takes replacements from them.
         epoch_rollouts: rollouts of an epoch; under dynamic filtering the most there can be.
-        rollouts: rollouts of the run.
         optimizer_steps: optimizer steps of the run, over which the learning rate is scheduled.
     """
 
@@ -40,12 +38,7 @@ class Plan:
 
 
 def plan(prompts: int, args: Namespace) -> Plan:
-    """Count the rollouts and optimizer steps of a run.
-
-    Args:
-        prompts: prompts of the data set, which an epoch reads once.
-        args: upstream's nested namespace.
-    """
+    """Count the rollouts and optimizer steps of a run."""
     size = args.rollout.batch_size
     epoch_rollouts, left_out = divmod(prompts, size)
     rollouts = epoch_rollouts * args.train.num_episodes

@@ -29,7 +29,6 @@ class WorkerSettings:
     """Settings that a worker process reads from its environment.
 
     Attributes:
-        fused_log_probs: compute log-probs without logits (``actor.fused_logprobs``).
         share_prompts: a packed row holds each prompt once (``sg.share_prompts``).
         param_dtype: ``ds.param_dtype``, which upstream does not pass to the engines.
         trusted_models: models whose own code may run (``sg.trust_remote_code``).
@@ -46,11 +45,7 @@ class WorkerSettings:
 
     @classmethod
     def from_args(cls, args: Namespace) -> WorkerSettings:
-        """The settings of a run.
-
-        Args:
-            args: upstream's nested namespace with ``sg``, fitted to the platform.
-        """
+        """The settings of a run."""
         run_dir = args.sg.run_dir
         return cls(
             fused_log_probs=uses_fused_log_probs(args),
@@ -83,20 +78,12 @@ def _parse(text: str) -> WorkerSettings:
 
 
 def start_seconds(timeout: float) -> float:
-    """Seconds for all engines to load the model and start, a download included.
-
-    Args:
-        timeout: ``sg.engine_timeout``.
-    """
+    """Seconds for all engines to load the model and start, a download included."""
     return max(START_SECONDS, 6 * timeout)
 
 
 def uses_fused_log_probs(args: Namespace) -> bool:
-    """Whether a run computes log-probs without logits.
-
-    Args:
-        args: upstream's nested namespace with ``sg``.
-    """
+    """Whether a run computes log-probs without logits."""
     # For the driver: every worker imports this module, and none needs the recipes' modules.
     from sg_rlhf.config.derived.log_probs import fused_log_probs_supported
 
@@ -107,9 +94,6 @@ def shares_prompts(args: Namespace) -> bool:
     """Whether the packed rows of a run hold each prompt once.
 
     That needs the attention and the log-prob head of the overlay.
-
-    Args:
-        args: upstream's nested namespace with ``sg``, fitted to the platform.
     """
     packed = args.ds.packing_samples and args.ds.attn_implementation == VARLEN
     return bool(args.sg.share_prompts and packed and uses_fused_log_probs(args))

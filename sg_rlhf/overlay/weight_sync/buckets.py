@@ -65,10 +65,6 @@ class Bucket(NamedTuple):
 def split(tensors: Iterable[TensorSpec], max_bytes: int) -> list[Bucket]:
     """Distribute tensors over buckets, in their order, so that a layer's tensors stay together.
 
-    Args:
-        tensors: in the order of the model.
-        max_bytes: limit of a bucket's tensors; a larger tensor has a bucket of its own.
-
     Returns:
         The buckets; an empty list for no tensors.
     """
@@ -91,8 +87,6 @@ def pack(bucket: Bucket, tensors: Iterable[torch.Tensor], buffer: torch.Tensor) 
     """Write tensors and their checksum into a buffer.
 
     Args:
-        bucket: the layout.
-        tensors: one per slot, in order, with the slot's shape and dtype, on any device.
         buffer: int64, at least ``bucket.words`` of them; overwritten.
 
     Raises:

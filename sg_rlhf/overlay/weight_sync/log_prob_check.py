@@ -51,15 +51,6 @@ def check(
 ) -> dict[str, float]:
     """Compare the log-probs of trainer and engines; they compute them at the same time.
 
-    Args:
-        policy: upstream's actor group of the policy's ranks.
-        engines: the run's engines; one that is lost meanwhile is replaced, and its log-probs are
-            requested again.
-        batch: the sequences to compare.
-        args: upstream's nested namespace with ``sg``.
-        sync: number of the weight sync, for the message.
-        tolerances: multiple of ``sg.sync_check_tolerance`` that passes.
-
     Returns:
         ``sync/log_prob_diff_mean`` and ``sync/log_prob_diff_max``: mean and maximum of
         abs(trainer's - engine's log-prob) over the response tokens of all engines, in nats.
@@ -124,12 +115,6 @@ def check_samples(mean: float, args: Namespace, step: int) -> None:
     :func:`check` runs before the engine sleeps, and after some syncs only. Weights that a sleep
     damages, and those that an engine has at the start of a run, show here.
 
-    Args:
-        mean: of abs(trainer's - engine's log-prob), over the samples of the rollout's first
-            optimizer step.
-        args: upstream's nested namespace with ``sg``.
-        step: number of that optimizer step, for the message.
-
     Raises:
         SyncError: the mean is above :func:`stop_limit`. A NaN passes (``sg.on_nonfinite``).
     """
@@ -148,11 +133,6 @@ def warn_of_mismatch(metrics: Mapping[str, Any], args: Namespace, rollout: int) 
     """Warn of a rollout whose mismatch is above ``sg.sync_check_tolerance``.
 
     Not where the two policies differ by intent: samples of older weights, truncated sampling.
-
-    Args:
-        metrics: of the rollout's update.
-        args: upstream's nested namespace with ``sg``.
-        rollout: number of the rollout, for the message.
     """
     mean, tolerance = metrics.get(MISMATCH, 0.0), args.sg.sync_check_tolerance
     if mean > tolerance and not is_stale(args) and args.rollout.top_p == 1.0:

@@ -72,9 +72,6 @@ class BucketWorkerWrap(WorkerWrap):
         """Receive one bucket of a sync, verify its checksum and load its tensors.
 
         Args:
-            metadata: the bucket, as :func:`.buckets.metadata` gives it.
-            first: whether it is the first bucket of the sync.
-            last: whether it is the last bucket of the sync.
             handles: on a GPU shared with the trainer, with the first bucket: physical GPU -> CUDA
                 IPC handle of the buffer that all buckets of the sync arrive in. None for a
                 broadcast.

@@ -59,11 +59,7 @@ class WeightSync:
     """Sends the policy's weights to the engines; every rank calls :meth:`send` together."""
 
     def __init__(self, trainer: Any) -> None:
-        """Plan the buckets.
-
-        Args:
-            trainer: upstream's trainer of the policy, whose sync group exists.
-        """
+        """Plan the buckets."""
         args = trainer.strategy.args
         self._trainer = trainer
         self._zero3 = args.ds.zero_stage == 3
@@ -155,10 +151,7 @@ class WeightSync:
 
         Args:
             action: of the engine, for error messages: "engine 0 did not {action}".
-            method: name of the engine's method.
-            *args: of the method.
             broadcast: the buffer to send, or None.
-            **kwargs: of the method.
         """
         pending = {
             getattr(engine, method).remote(*args, **kwargs): index

@@ -28,8 +28,6 @@ class TensorSource(NamedTuple):
     Attributes:
         parameters: the policy's parameters that it depends on; under ZeRO-3 they must be gathered
             around ``materialize``. The first has the tensor's dtype.
-        shape: of the tensor.
-        materialize: returns the tensor of their present values. Called once per tensor and sync.
     """
 
     parameters: tuple[nn.Parameter, ...]
@@ -38,13 +36,7 @@ class TensorSource(NamedTuple):
 
 
 def engine_tensors(model: nn.Module, without_frozen: bool = False) -> dict[str, TensorSource]:
-    """Name in the checkpoint -> source, for every tensor of the engine's model, in its order.
-
-    Args:
-        model: a causal language model, or one in peft's wrapper.
-        without_frozen: omit parameters that take no gradient and have no adapter: the vision part
-            of a vision-language model, which the engine has already.
-    """
+    """Name in the checkpoint -> source, for every tensor of the engine's model, in its order."""
     base = model.get_base_model() if isinstance(model, PeftModel) else model
     return _in_checkpoint_layout(base, _own_tensors(model, base, without_frozen))
 
