@@ -21,7 +21,6 @@ os.environ.update(platform.environment())
 table.install()
 
 import torch  # noqa: E402
-from openrlhf.models import Actor  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 
 from sg_rlhf.config import load_config  # noqa: E402
@@ -30,6 +29,7 @@ from sg_rlhf.overlay.cluster.free_port import free_port  # noqa: E402
 from sg_rlhf.overlay.driver.arguments import check_platform, upstream_arguments  # noqa: E402
 from sg_rlhf.overlay.learner.micro_batches import SAMPLE_INDEX  # noqa: E402
 from sg_rlhf.overlay.learner.update import SGActorPPOTrainer  # noqa: E402
+from sg_rlhf.overlay.model.log_prob_head import PolicyModel  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "configs"
@@ -66,7 +66,7 @@ class TinyUpdate:
         os.environ.setdefault("MASTER_PORT", str(free_port()))
         self.strategy = Strategy(args)
         self.strategy.setup_distributed()
-        actor = Actor(
+        actor = PolicyModel(
             args.actor.model_name_or_path,
             attn_implementation=args.ds.attn_implementation,
             param_dtype=args.ds.param_dtype,

@@ -108,10 +108,10 @@ def measure(plan: Plan, gib: float | None) -> dict[str, float]:
 
     table.install()
     import torch
-    from openrlhf.models import Actor
     from torch import distributed
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    from sg_rlhf.overlay.model.log_prob_head import PolicyModel
     from tests.gpu.measure import host_waits
     from tests.gpu.policy_engine import policy_engine
 
@@ -131,7 +131,7 @@ def measure(plan: Plan, gib: float | None) -> dict[str, float]:
         adam_offload=run_shape.adam_offload, checkpointing=run_shape.checkpointing,
     )  # fmt: skip
     engine.optimizer.check_grad_overflow = False
-    actor = Actor(engine, temperature=run_shape.temperature)
+    actor = PolicyModel(engine, temperature=run_shape.temperature)
     actor.packing_samples, actor.is_vlm = True, False
 
     def log_probs(samples: int) -> torch.Tensor:

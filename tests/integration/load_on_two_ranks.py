@@ -10,9 +10,10 @@ table.install()
 
 import deepspeed  # noqa: E402
 import torch  # noqa: E402
-from openrlhf.models import Actor  # noqa: E402
 from openrlhf.utils.deepspeed.deepspeed_utils import get_eval_ds_config  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
+
+from sg_rlhf.overlay.model.log_prob_head import PolicyModel  # noqa: E402
 
 MODEL = Path(__file__).parents[2] / "sg_rlhf" / "tiny" / "kk_tiny"
 
@@ -36,7 +37,7 @@ def main() -> None:
     loads = 5
     dtypes = set()
     for _ in range(loads):
-        actor = Actor(str(MODEL), attn_implementation="sdpa", ds_config=config)
+        actor = PolicyModel(str(MODEL), attn_implementation="sdpa", ds_config=config)
         damaged += damaged_parameters(actor.model, expected)
         dtypes.add(actor.model.model.rotary_emb.inv_freq.dtype)
     (dtype,) = dtypes

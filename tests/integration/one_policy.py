@@ -78,15 +78,16 @@ def differences(engine: Any, actor: Any, temperature: float, top_p: float) -> di
 def main(out: Path) -> None:
     os.environ |= {"SG_PLATFORM": "cpu", "VLLM_LOGGING_LEVEL": "ERROR"}
     register.install()
-    from openrlhf.models import Actor
     from vllm import LLM
+
+    from sg_rlhf.overlay.model.log_prob_head import PolicyModel
 
     engine = LLM(
         MODEL, dtype="float32", max_model_len=CONTEXT, seed=0, disable_log_stats=True,
         logprobs_mode="processed_logprobs", max_logprobs=-1,
         **vllm_settings.engine_settings_here(), **vllm_settings.cpu_settings(CONTEXT),
     )  # fmt: skip
-    actor = Actor(MODEL, attn_implementation="sdpa").float().eval()
+    actor = PolicyModel(MODEL, attn_implementation="sdpa").float().eval()
     out.write_text(json.dumps([differences(engine, actor, *one) for one in SETTINGS]))
 
 

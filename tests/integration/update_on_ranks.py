@@ -24,7 +24,6 @@ table.install()
 import openrlhf.utils.utils  # noqa: E402
 import torch  # noqa: E402
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state  # noqa: E402
-from openrlhf.models import Actor  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 from transformers import AutoTokenizer  # noqa: E402
 
@@ -33,6 +32,7 @@ from sg_rlhf.overlay.checkpoints.strategy import Strategy  # noqa: E402
 from sg_rlhf.overlay.driver.arguments import upstream_arguments  # noqa: E402
 from sg_rlhf.overlay.learner import micro_batches  # noqa: E402
 from sg_rlhf.overlay.learner.update import SGActorPPOTrainer  # noqa: E402
+from sg_rlhf.overlay.model.log_prob_head import PolicyModel  # noqa: E402
 from sg_rlhf.tasks.kk.tiny import WarmStart  # noqa: E402
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -200,7 +200,7 @@ def prepare(
             return config
 
         strategy.get_ds_train_config = with_settings
-    actor = Actor(
+    actor = PolicyModel(
         args.actor.model_name_or_path,
         param_dtype=args.ds.param_dtype,
         ds_config=strategy.get_ds_train_config(),

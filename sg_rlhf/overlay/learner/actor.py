@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from openrlhf.models import Actor
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ray.launcher import BaseModelActor
 from openrlhf.utils import get_tokenizer
@@ -25,8 +24,10 @@ from sg_rlhf.overlay.cluster.free_port import OwnPort
 from sg_rlhf.overlay.cpu import platform
 from sg_rlhf.overlay.learner import micro_batches
 from sg_rlhf.overlay.learner.overlapped_reference import PendingLogProbs
+from sg_rlhf.overlay.learner.scoring_ranks import model_options
 from sg_rlhf.overlay.learner.update import SGActorPPOTrainer
 from sg_rlhf.overlay.model import adam
+from sg_rlhf.overlay.model.log_prob_head import PolicyModel
 from sg_rlhf.overlay.reporting import activity
 from sg_rlhf.overlay.rollout.async_buffer import BUFFER_KEY
 
@@ -75,14 +76,8 @@ class SGPolicyModelActor(OwnPort, BaseModelActor):  # type: ignore[misc]  # upst
 
     def _load_model(self, pretrain: str, max_steps: int) -> None:
         strategy, args = self.strategy, self.strategy.args
-        options = {
-            "attn_implementation": args.ds.attn_implementation,
-            "experts_implementation": args.ds.experts_implementation,
-            "param_dtype": args.ds.param_dtype,
-            "load_in_4bit": args.ds.load_in_4bit,
-            "packing_samples": args.ds.packing_samples,
-        }
-        actor = Actor(
+        options = model_options(args)
+        actor = PolicyModel(
             pretrain,
             **options,
             lora_rank=args.ds.lora.rank,
@@ -101,7 +96,7 @@ class SGPolicyModelActor(OwnPort, BaseModelActor):  # type: ignore[misc]  # upst
         average = None
         if args.train.enable_ema:
             ds_config = strategy.get_ds_eval_config(offload=True)
-            average = Actor(pretrain, **options, ds_config=ds_config)
+            average = PolicyModel(pretrain, **options, ds_config=ds_config)
         if args.actor.gradient_checkpointing_enable:
             actor.gradient_checkpointing_enable(
                 gradient_checkpointing_kwargs={

@@ -16,7 +16,6 @@ from argparse import Namespace
 from typing import Any
 
 import torch
-from openrlhf.models import Actor
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer
 
@@ -24,6 +23,7 @@ from sg_rlhf.algo.nonfinite import rows_not_finite
 from sg_rlhf.config.derived.log_probs import OldLogProbRule, old_log_prob_rule
 from sg_rlhf.overlay.learner import nonfinite
 from sg_rlhf.overlay.learner.replay_buffer import UpdateBatching, batch_on_device, policy_forward
+from sg_rlhf.overlay.model.log_prob_head import PolicyModel
 from sg_rlhf.overlay.settings.lookup import value_of
 
 #: Parts of the names in a model's configuration that make its training pass random.
@@ -44,7 +44,7 @@ class RankOldLogProbs:
 
     def __init__(
         self,
-        actor: Actor,
+        actor: PolicyModel,
         buffer: NaiveReplayBuffer,
         batching: UpdateBatching,
         args: Namespace,
@@ -107,7 +107,7 @@ def _store_rows(items: list[Experience], log_probs_BT: torch.Tensor) -> None:
         item.action_log_probs = log_probs[: len(item.action_mask)].clone()
 
 
-def has_train_time_noise(actor: Actor) -> bool:
+def has_train_time_noise(actor: PolicyModel) -> bool:
     """Whether a training pass has dropout or the like, so that its log-probs are random."""
     dropouts = any(isinstance(m, torch.nn.Dropout) and m.p > 0 for m in actor.modules())
     model = getattr(actor.model, "module", actor.model)

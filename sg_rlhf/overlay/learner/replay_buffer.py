@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from openrlhf.models import Actor
 from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_batch
 from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer
 from torch.distributed import ProcessGroup
@@ -28,6 +27,7 @@ from sg_rlhf.algo.aggregation import aggregate
 from sg_rlhf.config.upstream_flags import PROMPT_MEAN
 from sg_rlhf.overlay.checkpoints.strategy import Strategy
 from sg_rlhf.overlay.learner import micro_batches
+from sg_rlhf.overlay.model.log_prob_head import PolicyModel
 
 #: [optimizer step][micro-batch][sample] -> index in the replay buffer.
 Steps = list[list[list[int]]]
@@ -107,7 +107,7 @@ def batch_on_device(samples: list[Experience], args: Namespace) -> Experience:
     return batch.to_device(torch.cuda.current_device())
 
 
-def policy_forward(actor: Actor, batch: Experience, **options: Any) -> Any:
+def policy_forward(actor: PolicyModel, batch: Experience, **options: Any) -> Any:
     """The policy's forward pass over a batch.
 
     Returns:

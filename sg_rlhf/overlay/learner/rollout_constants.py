@@ -11,7 +11,6 @@ from argparse import Namespace
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
-from openrlhf.models import Actor
 from openrlhf.trainer.ppo_utils.experience import Experience
 from torch.distributed import ProcessGroup
 
@@ -30,6 +29,7 @@ from sg_rlhf.overlay.learner.replay_buffer import (
     batch_on_device,
     policy_forward,
 )
+from sg_rlhf.overlay.model.log_prob_head import PolicyModel
 
 
 def sum_over_rollout(
@@ -84,7 +84,7 @@ def count_lopti_tokens(
 def entropy_threshold(
     batches: Iterable[list[Experience]],
     group: ProcessGroup,
-    actor: Actor,
+    actor: PolicyModel,
     weighting: TopEntropy,
     args: Namespace,
 ) -> float:

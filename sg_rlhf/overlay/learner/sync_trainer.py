@@ -6,7 +6,6 @@ import functools
 
 import ray
 import torch
-from openrlhf.models import Actor
 from openrlhf.utils.distributed_util import (
     stateless_init_process_group,
     torch_dist_barrier_and_cuda_sync,
@@ -16,6 +15,7 @@ from ray.actor import ActorHandle
 from sg_rlhf.overlay.checkpoints.strategy import Strategy
 from sg_rlhf.overlay.cluster.free_port import free_port
 from sg_rlhf.overlay.cpu import gloo, platform
+from sg_rlhf.overlay.model.log_prob_head import PolicyModel
 from sg_rlhf.overlay.weight_sync import sender
 
 
@@ -27,7 +27,7 @@ class SyncTrainer:
     """
 
     def __init__(
-        self, strategy: Strategy, actor: Actor, vllm_engines: list[ActorHandle] | None = None
+        self, strategy: Strategy, actor: PolicyModel, vllm_engines: list[ActorHandle] | None = None
     ) -> None:
         self.strategy, self.args, self.actor = strategy, strategy.args, actor
         self.vllm_engines = vllm_engines

@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from openrlhf.models import Actor, PolicyLoss
+from openrlhf.models import PolicyLoss
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer
 from ray.actor import ActorHandle
@@ -69,6 +69,7 @@ from sg_rlhf.overlay.learner.replay_buffer import (
 )
 from sg_rlhf.overlay.learner.sync_trainer import SyncTrainer
 from sg_rlhf.overlay.learner.token_record import TokenRecord
+from sg_rlhf.overlay.model.log_prob_head import PolicyModel
 from sg_rlhf.overlay.weight_sync import log_prob_check
 from sg_rlhf.run_dir import timing_keys
 from sg_rlhf.sampling.request_seeds import SeedKey, request_seed
@@ -80,9 +81,9 @@ class SGActorPPOTrainer(SyncTrainer):
     def __init__(
         self,
         strategy: Strategy,
-        actor: Actor,
+        actor: PolicyModel,
         *,
-        ema_model: Actor | None,
+        ema_model: PolicyModel | None,
         actor_optim: Optimizer,
         actor_scheduler: LRScheduler,
         micro_train_batch_size: int,

@@ -23,12 +23,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from openrlhf.models import Actor
 from openrlhf.models.ring_attn_utils import gather_and_pad_tensor, unpad_and_slice_tensor
 from torch import Tensor
 
 from sg_rlhf.algo.log_probs.fused_log_probs import selected_log_probs
 from sg_rlhf.config.derived.log_probs import FUSED_FAMILIES
-from sg_rlhf.overlay.model import packed_attention, prefix_sharing
+from sg_rlhf.overlay.model import packed_attention, prefix_sharing, rotary
 from sg_rlhf.overlay.settings import worker_settings
 
 
@@ -136,49 +137,50 @@ def _head_request(model: Any, head: Any, request: _HeadRequest) -> Iterator[None
             setattr(owner, name, number)
 
 
-def forward_without_logits(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap upstream's ``Actor.forward``: take log-probs from the head if no logits are needed.
+class PolicyModel(Actor):
+    """Upstream's model with float32 rotary frequencies, and log-probs without logits.
 
-    The wrapped function has upstream's arguments and results. ``sequences``, ``attention_mask``:
-    [B, L]. ``action_mask`` [B, T]: the response tokens, of the last T. Log-probs: float32, [B, T]
-    with ``action_mask`` (0 where it is 0), else [B, L - 1]; ``entropy`` of the output: [B, L - 1].
+    It has upstream's arguments, without those of images and ring attention.
     """
 
-    @functools.wraps(original)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        rotary.restore(self.model)
+
     def forward(
-        self: Any,
+        self,
         sequences: Tensor,
         action_mask: Tensor | None = None,
         attention_mask: Tensor | None = None,
         return_output: bool = False,
-        allgather_logits: bool = False,
         return_logprobs: bool = False,
-        ring_attn_group: Any = None,
-        packed_seq_lens: Any = None,
         return_entropy: bool = False,
-        **mm_inputs: Any,
+        **options: Any,
     ) -> Any:
+        """Log-probs, from the head if no logits are needed; with the output if requested.
+
+        ``sequences``, ``attention_mask``: [B, L]. ``action_mask`` [B, T]: the response tokens, of
+        the last T. Log-probs: float32, [B, T] with ``action_mask`` (0 where it is 0), else
+        [B, L - 1]; ``entropy`` of the output: [B, L - 1].
+        """
         wants_log_probs = return_logprobs or action_mask is not None
-        head = _log_prob_head(self) if wants_log_probs and not mm_inputs else None
+        is_fused = wants_log_probs and worker_settings.current().fused_log_probs
+        head = _log_prob_head(self) if is_fused else None
         if head is None:
-            return original(
-                self,
+            return super().forward(
                 sequences,
                 action_mask,
                 attention_mask=attention_mask,
                 return_output=return_output,
-                allgather_logits=allgather_logits,
                 return_logprobs=return_logprobs,
-                ring_attn_group=ring_attn_group,
-                packed_seq_lens=packed_seq_lens,
                 return_entropy=return_entropy,
-                **mm_inputs,
+                **options,
             )
         assert attention_mask is not None
         batch, length = sequences.shape
         actions_BL = _action_positions(action_mask, sequences)
         shared = None
-        if actions_BL is not None and ring_attn_group is None and _uses_prefix_sharing(self):
+        if actions_BL is not None and _uses_prefix_sharing(self):
             shared = prefix_sharing.pack_with_shared_prompts(sequences, attention_mask, actions_BL)
         if shared is not None:
             assert actions_BL is not None
@@ -191,12 +193,10 @@ def forward_without_logits(original: Callable[..., Any]) -> Callable[..., Any]:
             )
         elif self.packing_samples:
             tokens, positions, targets, pad, indices = unpad_and_slice_tensor(
-                sequences, attention_mask, ring_attn_group
+                sequences, attention_mask, None
             )
-            mask = None
-            # A rank of ring attention has a slice of the row: it computes all of its log-probs.
-            actions = None
-            if actions_BL is not None and not ring_attn_group:
+            mask, actions = None, None
+            if actions_BL is not None:
                 actions = actions_BL.flatten()[indices][None]
             request = _request_at(actions, targets, self.temperature, return_entropy)
         else:
@@ -209,7 +209,7 @@ def forward_without_logits(original: Callable[..., Any]) -> Callable[..., Any]:
 
         def per_response(values: Tensor) -> Tensor:
             if self.packing_samples and shared is None:
-                values = gather_and_pad_tensor(values, ring_attn_group, pad, indices, batch, length)
+                values = gather_and_pad_tensor(values, None, pad, indices, batch, length)
             return values[:, :-1]
 
         if output["logits"].shape[-1] != 1:
@@ -224,8 +224,6 @@ def forward_without_logits(original: Callable[..., Any]) -> Callable[..., Any]:
         if action_mask is not None:
             log_probs = log_probs[:, -action_mask.shape[1] :] * action_mask.float()
         return (log_probs, output) if return_output else log_probs
-
-    return forward
 
 
 def _request_at(

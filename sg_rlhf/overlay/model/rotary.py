@@ -9,20 +9,7 @@ after loading; DeepSpeed does not touch float32 buffers later.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
-
-
-def with_float32_frequencies(original: Callable[..., None]) -> Callable[..., None]:
-    """Wrap upstream's ``Actor.__init__``: recompute the buffers of the model that it loads."""
-
-    @functools.wraps(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        restore(self.model)
-
-    return init
 
 
 def restore(model: Any) -> int:

@@ -32,10 +32,6 @@ def _always() -> bool:
     return True
 
 
-def _fused_log_probs() -> bool:
-    return worker_settings.current().fused_log_probs
-
-
 class Patch(NamedTuple):
     """One replaced name."""
 
@@ -61,14 +57,6 @@ _OURS = "sg_rlhf.overlay"
 _CPU = f"{_OURS}.cpu.platform"
 
 PATCHES = (
-    Patch("openrlhf.models.actor", "Actor.__init__",
-          f"{_OURS}.model.rotary:with_float32_frequencies",
-          "ZeRO-3 loads rotary frequencies in bf16, another model than the one that samples",
-          wraps=True),
-    Patch("openrlhf.models.actor", "Actor.forward",
-          f"{_OURS}.model.log_prob_head:forward_without_logits",
-          "float32 logits of every token take half of a GPU's memory at 3B and 7B",
-          when=_fused_log_probs, wraps=True),
     Patch("transformers.dynamic_module_utils", "get_cached_module_file",
           f"{_OURS}.patches.remote_code:trust_named_repos_only",
           "upstream runs the code of every model", wraps=True),

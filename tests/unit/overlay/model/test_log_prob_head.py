@@ -11,6 +11,7 @@ from openrlhf.models import Actor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from sg_rlhf.config.derived.log_probs import FUSED_FAMILIES
+from sg_rlhf.overlay.model.log_prob_head import PolicyModel
 
 VOCABULARY = 97
 SHAPE = {
@@ -20,7 +21,7 @@ SHAPE = {
 
 
 def upstreams(actor: Any, *args: Any, **kwargs: Any) -> Any:
-    return Actor.forward.__wrapped__(actor, *args, **kwargs)
+    return Actor.forward(actor, *args, **kwargs)
 
 
 def model_folder(folder: Path, family: str, **more: Any) -> str:
@@ -34,7 +35,7 @@ def model_folder(folder: Path, family: str, **more: Any) -> str:
 
 
 def actor_of(folder: str, **more: Any) -> Any:
-    return Actor(folder, attn_implementation="sdpa", temperature=0.7, **more).float()
+    return PolicyModel(folder, attn_implementation="sdpa", temperature=0.7, **more).float()
 
 
 @pytest.fixture
@@ -93,7 +94,7 @@ def test_values_and_gradients_are_upstreams(
     actor = actor_of(model_folder(tmp_path, family, **FAMILIES[family]))
     with torch.no_grad():
         alone = actor(**batch)
-    ours = results(actor, Actor.forward, batch, coefficient)
+    ours = results(actor, PolicyModel.forward, batch, coefficient)
     assert torch.equal(alone, ours[0])
     theirs = results(actor, upstreams, batch, coefficient)
     assert torch.allclose(ours[0], theirs[0], atol=2e-6, rtol=0)
@@ -121,7 +122,7 @@ def test_a_response_that_is_left_out_has_no_gradient(
     """Every token masked, of a sample or of all: the passes are made and give zeros for it."""
     actor = actor_of(model_folder(tmp_path, "qwen2"))
     batch["action_mask"][left_out] = False
-    ours = results(actor, Actor.forward, batch, 0.3)
+    ours = results(actor, PolicyModel.forward, batch, 0.3)
     theirs = results(actor, upstreams, batch, 0.3)
     assert not ours[0][left_out].any()
     for name, gradient in ours[2].items():
@@ -156,7 +157,7 @@ def test_lora_and_checkpointing(tmp_path: Path, batch: dict[str, torch.Tensor]) 
     actor = actor_of(folder, lora_rank=4, target_modules="all-linear")
     actor.gradient_checkpointing_enable()
     actor.train()
-    ours = results(actor, Actor.forward, batch, 0.1)
+    ours = results(actor, PolicyModel.forward, batch, 0.1)
     theirs = results(actor, upstreams, batch, 0.1)
     trained = [name for name, gradient in ours[2].items() if gradient is not None]
     assert trained and all("lora" in name for name in trained)

@@ -262,7 +262,7 @@ import sys
 from sg_rlhf.overlay.patches import table as register
 register.install()
 import deepspeed, torch
-from openrlhf.models.actor import Actor
+from sg_rlhf.overlay.model.log_prob_head import PolicyModel
 from openrlhf.utils.deepspeed.deepspeed_utils import get_train_ds_config
 from sg_rlhf.overlay.model import packed_attention
 from sg_rlhf.tiny import kk_tiny
@@ -273,7 +273,7 @@ packed_attention.row_from_positions = lambda position_ids: seen.append(1) or ori
 optimizer = {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True, "fused": True}}
 config = get_train_ds_config(False, False, 3, zpg=1, optim_config=optimizer)
 config["train_micro_batch_size_per_gpu"] = 1
-actor = Actor(kk_tiny.__path__[0], attn_implementation=packed_attention.VARLEN,
+actor = PolicyModel(kk_tiny.__path__[0], attn_implementation=packed_attention.VARLEN,
               packing_samples=True, ds_config=config)
 actor.model = deepspeed.initialize(model=actor.model, config=config)[0]
 actor.train()

@@ -11,11 +11,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from openrlhf.models import Actor
 from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file
 
 from sg_rlhf.config import load_config
+from sg_rlhf.overlay.model.log_prob_head import PolicyModel
 from sg_rlhf.overlay.reporting.errors import SyncError
 from sg_rlhf.overlay.weight_sync import buckets as wb
 from sg_rlhf.overlay.weight_sync.log_prob_check import (
@@ -188,7 +188,7 @@ def test_sequences_of_all_lengths_have_the_models_own_log_probs_at_temperature_1
     monkeypatch.setattr(torch.cuda, "current_device", lambda: "cpu")
     folder = model_folder(tmp_path, "qwen2", tie_word_embeddings=True)
     rank = policy_rank
-    rank.actor = Actor(folder, attn_implementation="sdpa", temperature=0.7).float()
+    rank.actor = PolicyModel(folder, attn_implementation="sdpa", temperature=0.7).float()
     rank.strategy = SimpleNamespace(
         args=SimpleNamespace(rollout=SimpleNamespace(micro_batch_size=size)), ring_attn_group=None
     )
