@@ -7,7 +7,7 @@
    ``rollout.async_buffer``.
 2. Submit the next prompts of an asynchronous run (``rollout.async_buffer``).
 3. Score: log-probs of policy and reference, KL, advantages, micro-batches
-   (``learner.experience_maker``).
+   (``learner.experience_maker``, ``learner.advantages``).
 4. Compute statistics and keep samples for the log (``rollout_stats``, ``mixed_scripts``,
    ``sample_log``).
 5. Send the micro-batches to the ranks (``learner.replay_buffer``).

@@ -25,17 +25,21 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import deepspeed
 import ray
 import torch
 from openrlhf.trainer.ray.utils import get_physical_gpu_id
 from openrlhf.utils.distributed_util import torch_dist_barrier_and_cuda_sync
+from ray import ObjectRef
+from ray.actor import ActorHandle
 from torch.multiprocessing.reductions import reduce_tensor
 from vllm.device_allocator import alloc_conf
 
 from sg_rlhf.config.derived.weight_sync import bucket_bytes
+from sg_rlhf.overlay.checkpoints.strategy import Strategy
+from sg_rlhf.overlay.model.log_prob_head import PolicyModel
 from sg_rlhf.overlay.reporting.error_report import last_line
 from sg_rlhf.overlay.reporting.errors import SyncError
 from sg_rlhf.overlay.rollout.engine_pool import engine_names, is_engine_failure
@@ -55,10 +59,21 @@ def deadline_seconds(nbytes: int) -> float:
     return BASE_SECONDS + nbytes / BYTES_PER_SECOND
 
 
+class SyncedRank(Protocol):
+    """What a weight sync reads of a rank of the policy."""
+
+    strategy: Strategy
+    actor: PolicyModel
+    vllm_engines: list[ActorHandle] | None
+    use_cuda_ipc: bool
+    #: vLLM's communicator, or gloo's; on rank 0.
+    _model_update_group: Any
+
+
 class WeightSync:
     """Sends the policy's weights to the engines; every rank calls :meth:`send` together."""
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: SyncedRank) -> None:
         """Plan the buckets."""
         args = trainer.strategy.args
         self._trainer = trainer
@@ -155,7 +170,7 @@ class WeightSync:
         """
         pending = {
             getattr(engine, method).remote(*args, **kwargs): index
-            for index, engine in enumerate(self._trainer.vllm_engines)
+            for index, engine in enumerate(self._trainer.vllm_engines or ())
         }
         work = None if broadcast is None else self._start_broadcast(broadcast)
         while pending:
@@ -198,7 +213,7 @@ def _plain_segments() -> Iterator[None]:
         alloc_conf.set_alloc_conf(before)
 
 
-def _error_of(reference: Any) -> str | None:
+def _error_of(reference: ObjectRef) -> str | None:
     """One line with the error in an engine's answer: each of its workers returns None or a line."""
     try:
         answers = ray.get(reference)
