@@ -120,7 +120,7 @@ def test_help_is_in_the_words_of_the_command(capsys: pytest.CaptureFixture[str],
     assert {len(line) - len(line.lstrip()) for line in usage[1:]} <= {
         len(f"usage: sg-rlhf {name} ")
     }
-    assert not re.search(r"python -m sg_rlhf", out)
+    assert not re.search(r"python -m sg_rlhf\.", out)
     for words in re.findall(r"sg-rlhf ([a-z_-]+(?: [a-z_-]+)?)", out):
         assert any(words == c or words.startswith(f"{c} ") for c in COMMANDS), words
 
