@@ -241,9 +241,12 @@ class Trajectory:
             self.log_probs.extend(generation.log_probs)
 
     def drop_end_of_turn(self, codec: Codec, stop: tuple[str, ...]) -> None:
-        """Remove the control token that the last turn ended with, if it did."""
+        """Remove the control token that the last turn ended with, if it did.
+
+        A turn that is nothing else keeps it: it is all that the model sampled, and is trained on.
+        """
         start, end = self.action_ranges[-1]
-        if start == end or self.token_ids[-1] not in codec.control_ids:
+        if end - start < 2 or self.token_ids[-1] not in codec.control_ids:
             return
         # A tokenizer may have the stop strings as control tokens of its own.
         if codec.decode(self.token_ids[-1:]).strip() in stop:

@@ -224,11 +224,11 @@ def test_token_in_token_out(retriever: Retriever) -> None:
     assert ids[: len(engine.contexts[0])] == TOKENIZER(PROMPT)["input_ids"]
 
 
-def test_an_end_of_turn_alone_leaves_nothing_but_the_correction(retriever: Retriever) -> None:
-    output, _ = play([END_OF_TURN, ANSWER], retriever.url)
-    (start, end), _ = output["action_ranges"]
-    assert start == end
-    assert text_of(output) == CORRECTION + ANSWER
+def test_an_end_of_turn_alone_is_kept_and_trained_on(retriever: Retriever) -> None:
+    output, engine = play([END_OF_TURN, ANSWER], retriever.url)
+    ids = output["observation_tokens"]
+    assert [ids[a:b] for a, b in output["action_ranges"]] == engine.sampled
+    assert text_of(output) == END_OF_TURN + CORRECTION + ANSWER
     # The last turn keeps its own: nothing follows it.
     output, _ = play(["I give up" + END_OF_TURN], retriever.url, max_turns=0)
     assert text_of(output) == "I give up" + END_OF_TURN
@@ -451,9 +451,7 @@ fragments = st.sampled_from(
     [SEARCH, ANSWER, "<search>", "</search>", "<answer>", "</answer>", "<information>",
      "</information>", "hm", END_OF_TURN, "<search> é </search>", "Doc 1(Title: a) b"]
 )  # fmt: skip
-# An end of turn alone is dropped before the correction, and has no gradient.
-turn = st.lists(fragments, max_size=3).map("".join).filter(lambda t: not t.startswith(END_OF_TURN))
-turns = st.lists(turn, max_size=6)
+turns = st.lists(st.lists(fragments, max_size=3).map("".join), max_size=6)
 rollouts = st.fixed_dictionaries(
     {
         "turns": turns,
