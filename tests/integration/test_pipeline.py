@@ -273,7 +273,7 @@ def test_usage_errors_exit_2_before_anything_starts(
         (["ds.load_in_4bit=true"], ["ds.load_in_4bit", "without CUDA"]),
         (
             ["rollout.n_samples_per_prompt=1", "train.batch_size=4", "train.micro_batch_size=4"],
-            ["n_samples_per_prompt > 1"],
+            ["n_samples_per_prompt=1", "2 or more"],
         ),
         (["rollout.batch_size=5"], ["5 * 4 = 20", "not divisible by train.batch_size=8"]),
         (["actor.adam.lrr=1"], ["did you mean actor.adam.lr?"]),
