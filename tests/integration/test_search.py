@@ -210,7 +210,7 @@ def test_a_run_goes_through_an_outage_as_if_there_were_none(tmp_path: Path) -> N
     assert (result["rollouts"], result["dialogues"], result["retrieval_failures"]) == (6, 96, 0)
     assert result["same_dialogues"] and result["same_optimizer_steps"]
     away, back = result["said"]
-    assert "waiting for it, up to 60 s" in away and "answers again after" in back
+    assert "waiting for it, up to 60 s" in away and back.endswith("answers again")
 
 
 def test_a_run_without_a_retriever_does_not_start(
