@@ -110,28 +110,23 @@ async def answer(
     """
     with tqdm(total=already + len(samples), initial=already, unit="sample", smoothing=0.0) as bar:
         left, progress = iter(samples), _Progress(bar)
+        asked: _Single | _Dialogues
         if environment is None:
-            single = _Single(engine, store, progress)
-            workers, made = single.worker, None
+            asked = _Single(engine, store, progress)
         else:
             assert codec is not None
-            made = environment()
-            dialogues = _Dialogues(engine, store, progress, made, codec)
-            workers = dialogues.worker
+            asked = _Dialogues(engine, store, progress, environment(), codec)
         count = min(len(samples), engine.in_flight if engine is not None else 1)
-        tasks = [asyncio.create_task(workers(left)) for _ in range(count)]
+        tasks = [asyncio.create_task(asked.worker(left)) for _ in range(count)]
         try:
             await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            if made is None:
-                await single.finish()
-            else:
-                await made.aclose()
-    if environment is not None and dialogues.failed:
-        raise EvalError(f"{dialogues.failed} of {len(samples)} dialogues failed, see {store.out}")
+            await asked.finish()
+    if asked.failed:
+        raise EvalError(f"{asked.failed} of {len(samples)} dialogues failed, see {store.out}")
 
 
 class _Progress:
@@ -149,6 +144,8 @@ class _Progress:
 
 class _Single:
     """One response to each prompt. Grading runs in a thread, and never delays the engine."""
+
+    failed = 0  # an error ends the run
 
     def __init__(self, engine: Engine | None, store: Store, progress: _Progress) -> None:
         self._engine, self._store, self._progress = engine, store, progress
@@ -222,6 +219,10 @@ class _Dialogues:
             self._latest.append(False)
             self._store.append([row])
             self._progress.add(row["tokens"])
+
+    async def finish(self) -> None:
+        """Close the environment."""
+        await self._environment.aclose()
 
     async def _row_of(self, sample: Sample) -> dict[str, Any]:
         """The stored row of a dialogue.

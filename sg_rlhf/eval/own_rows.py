@@ -27,6 +27,7 @@ from sg_rlhf.tasks.suite import (
     Sampling,
     Setup,
     Suite,
+    one_by_one,
     prepare_questions,
 )
 
@@ -99,14 +100,11 @@ def prepare(setup: Setup) -> Prepared:
     """Read the questions; the reward gets the prompt as the model does."""
     reward = find_reward(setup.options["reward"])
 
-    def grade(pairs: Sequence[tuple[str, Any]]) -> list[Grade]:
-        return [reward.grade(response, gold) for response, gold in pairs]
-
     def with_prompt(question: Question) -> Question:
         return replace(question, gold={**question.gold, "prompt": question.prompt})
 
     asked = [
-        replace(each, grade=grade, questions=[*map(with_prompt, each.questions)])
+        replace(each, grade=one_by_one(reward.grade), questions=[*map(with_prompt, each.questions)])
         for each in prepare_questions(setup).benchmarks
     ]
     return Prepared(asked, {"reward": reward.identity})

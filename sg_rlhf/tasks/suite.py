@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from sg_rlhf.tasks import chat
 from sg_rlhf.tasks.contamination import ContaminationRecord
-from sg_rlhf.tasks.grade import Grade, Grader
+from sg_rlhf.tasks.grade import Grade
 from sg_rlhf.tasks.overlap import Problem
 from sg_rlhf.tasks.questions import (
     EvalError,
@@ -107,7 +107,7 @@ class Benchmark:
         return self.metric if self.settings.n == 1 else f"avg@{self.settings.n}"
 
 
-def one_by_one(grade: Grader) -> BatchGrader:
+def one_by_one(grade: Callable[[str, Any], Grade]) -> BatchGrader:
     """A benchmark's grader of one that takes a response at a time."""
 
     def grade_many(pairs: Sequence[tuple[str, Any]]) -> list[Grade]:

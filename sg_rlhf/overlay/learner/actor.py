@@ -24,7 +24,7 @@ from sg_rlhf.overlay.cluster.free_port import OwnPort
 from sg_rlhf.overlay.cpu import platform
 from sg_rlhf.overlay.learner import micro_batches
 from sg_rlhf.overlay.learner.overlapped_reference import PendingLogProbs
-from sg_rlhf.overlay.learner.scoring_ranks import model_options
+from sg_rlhf.overlay.learner.scoring_ranks import model_options, response_log_probs
 from sg_rlhf.overlay.learner.update import SGActorPPOTrainer
 from sg_rlhf.overlay.model import adam
 from sg_rlhf.overlay.model.log_prob_head import PolicyModel
@@ -142,21 +142,11 @@ class SGPolicyModelActor(OwnPort, BaseModelActor):  # type: ignore[misc]  # upst
     def forward(
         self, sequences: torch.Tensor, action_mask: torch.Tensor, attention_mask: torch.Tensor
     ) -> torch.Tensor:
-        """Old log-probs [B, T] of the response tokens, on the CPU.
-
-        Args:
-            sequences: token ids [B, L].
-            action_mask: response tokens [B, T].
-            attention_mask: [B, L].
-        """
-        device = torch.cuda.current_device()
+        """Old log-probs, see :func:`.scoring_ranks.response_log_probs`."""
         self.actor.eval()
-        with torch.no_grad():
-            log_probs_BT: torch.Tensor = self.actor(
-                sequences.to(device), action_mask.to(device), attention_mask.to(device)
-            )
+        log_probs_BT = response_log_probs(self.actor, sequences, action_mask, attention_mask)
         self.actor.train()
-        return log_probs_BT.to("cpu")
+        return log_probs_BT
 
     def append(self, experience: Experience) -> None:
         """Add a micro-batch to the samples of the next update."""

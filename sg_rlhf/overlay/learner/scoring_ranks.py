@@ -24,6 +24,27 @@ def model_options(args: Namespace) -> dict[str, Any]:
     }
 
 
+def response_log_probs(
+    model: PolicyModel,
+    sequences: torch.Tensor,
+    action_mask: torch.Tensor,
+    attention_mask: torch.Tensor,
+) -> torch.Tensor:
+    """Log-probs [B, T] of the response tokens by a rank's model, on the CPU and without a gradient.
+
+    Args:
+        sequences: token ids [B, L].
+        action_mask: response tokens [B, T].
+        attention_mask: [B, L].
+    """
+    device = torch.cuda.current_device()
+    with torch.no_grad():
+        log_probs_BT: torch.Tensor = model(
+            sequences.to(device), action_mask.to(device), attention_mask.to(device)
+        )
+    return log_probs_BT.to("cpu")
+
+
 class SGReferenceModelActor(OwnPort, upstream.BaseModelActor):  # type: ignore[misc]
     """One rank of the reference model."""
 
@@ -47,19 +68,8 @@ class SGReferenceModelActor(OwnPort, upstream.BaseModelActor):  # type: ignore[m
     def forward(
         self, sequences: torch.Tensor, action_mask: torch.Tensor, attention_mask: torch.Tensor
     ) -> torch.Tensor:
-        """Log-probs [B, T] of the response tokens, on the CPU.
-
-        Args:
-            sequences: token ids [B, L].
-            action_mask: response tokens [B, T].
-            attention_mask: [B, L].
-        """
-        device = torch.cuda.current_device()
-        with torch.no_grad():
-            log_probs_BT: torch.Tensor = self.model(
-                sequences.to(device), action_mask.to(device), attention_mask.to(device)
-            )
-        return log_probs_BT.to("cpu")
+        """Reference log-probs, see :func:`response_log_probs`."""
+        return response_log_probs(self.model, sequences, action_mask, attention_mask)
 
 
 class SGRewardModelActor(
