@@ -20,7 +20,7 @@ COMPILED_KERNELS = "flashinfer_jit_cache"
 #: Tokens of a step of a rollout engine on a GPU, as in vLLM's offline engine. In an engine that a
 #: program starts vLLM would take 2,048, and prefill a rollout's prompts in four times the steps.
 BATCHED_TOKENS = 8192
-#: Bytes of an engine's keys and values on a CPU.
+#: Bytes of a rollout engine's keys and values on a CPU.
 CPU_CACHE = 2**29
 #: Variables that name the folders of compiled kernels and graphs.
 COMPILE_CACHES = ("VLLM_CACHE_ROOT", "TRITON_CACHE_DIR")
@@ -87,11 +87,12 @@ def engine_settings_here() -> dict[str, Any]:
     return engine_settings(gpu and gpu.capability, has_compiled)
 
 
-def cpu_settings(context: int) -> dict[str, Any]:
+def cpu_settings(context: int, cache_bytes: int = CPU_CACHE) -> dict[str, Any]:
     """Arguments of every vLLM engine on a machine without a GPU.
 
     Args:
         context: the engine's ``max_model_len``, in tokens.
+        cache_bytes: of its keys and values.
     """
     return {
         # A model that is small enough for a CPU does not win back the time to compile it.
@@ -104,7 +105,7 @@ def cpu_settings(context: int) -> dict[str, Any]:
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": max(context, 4096),
         # VLLM_CPU_KVCACHE_SPACE, in whole GiB, would win. Sequences that do not fit wait.
-        "kv_cache_memory_bytes": CPU_CACHE,
+        "kv_cache_memory_bytes": cache_bytes,
     }
 
 

@@ -90,7 +90,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=HERE / "start_accuracy.json")
     args = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "2")
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     from vllm import LLM
@@ -98,7 +97,7 @@ def main() -> None:
     # Blocks of 32 tokens: the responses to a prompt of 90 tokens then share two of them.
     engine = LLM(
         str(args.model), dtype="float32", max_model_len=512, block_size=32,
-        enable_prefix_caching=True, **vllm_settings.cpu_settings(512),
+        enable_prefix_caching=True, **vllm_settings.cpu_settings(512, 2**30),
     )  # fmt: skip
     result: dict[str, Any] = {
         "model": model_folder.source(args.model) or str(args.model),

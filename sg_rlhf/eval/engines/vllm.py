@@ -12,6 +12,9 @@ from sg_rlhf.eval.engines.base import Model, Sample
 from sg_rlhf.sampling import seeded_sampler, vllm_settings
 from sg_rlhf.tasks.questions import EvalError, one_line
 
+#: Bytes of the engine's keys and values on a CPU, where no trainer shares the memory.
+CPU_CACHE = 2 * 2**30
+
 
 def set_environment(cpu: bool) -> None:
     """Variables of vLLM and of the CPU's threads; values that the user exported win.
@@ -22,7 +25,6 @@ def set_environment(cpu: bool) -> None:
     if cpu:
         wanted |= {
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "VLLM_CPU_KVCACHE_SPACE": "2",
             # Else two more processes import vLLM, and outlive a killed one.
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             # One core is left to the threads that prepare, grade and write.
@@ -65,7 +67,7 @@ class VllmEngine:
                 disable_log_stats=True,
                 trust_remote_code=False,
                 **vllm_settings.engine_settings_here(),
-                **(vllm_settings.cpu_settings(context) if cpu else {}),
+                **(vllm_settings.cpu_settings(context, CPU_CACHE) if cpu else {}),
                 worker_extension_cls=seeded_sampler.EXTENSION if cpu else "",
             )
             self._engine = LLMEngine.from_engine_args(
