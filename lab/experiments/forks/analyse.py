@@ -16,11 +16,12 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from scipy import stats
 
 from lab.experiments.forks import figure
+from lab.study.paired import Contrast, Values, contrast, differences, holm, start_by_arm, tost
 from lab.study.plan import Cell, Study, load_study
 from lab.study.results import read_record
 
@@ -32,68 +33,11 @@ ALPHA, MARGIN = 0.05, 0.02
 FIRST, PLANNED, MORE, LARGEST_SD = 9, 27, 36, 0.026
 ROLLOUTS = (10, 20, 30, 40)
 
-#: (start, seed) -> a figure of the run
-Values = Mapping[tuple[str, int], float]
 Runs = Mapping[str, dict[str, Any]]
 
 
 class Refused(Exception):
     """The study's files or runs are not those of the preregistration."""
-
-
-class Contrast(NamedTuple):
-    """Mean of paired differences, its 95 % interval, p of the paired t test and of Welch's."""
-
-    n: int
-    mean: float
-    sd: float
-    low: float
-    high: float
-    p: float
-    welch: float
-
-
-def differences(treated: Values, baseline: Values) -> dict[tuple[str, int], float]:
-    """Treated minus baseline, for each (start, seed) that both have."""
-    return {key: treated[key] - baseline[key] for key in sorted(treated.keys() & baseline.keys())}
-
-
-def contrast(treated: Values, baseline: Values) -> Contrast:
-    """Paired by start and seed, two-sided."""
-    pairs = [*differences(treated, baseline).values()]
-    found = stats.ttest_1samp(pairs, 0.0)
-    low, high = found.confidence_interval(1 - ALPHA)
-    arms = (
-        [values[key] for key in differences(treated, baseline)] for values in (treated, baseline)
-    )
-    welch = stats.ttest_ind(*arms, equal_var=False).pvalue
-    mean, sd = statistics.fmean(pairs), statistics.stdev(pairs)
-    return Contrast(
-        len(pairs), mean, sd, float(low), float(high), float(found.pvalue), float(welch)
-    )
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjusted p values, in the given order (Holm 1979)."""
-    adjusted, largest = [0.0] * len(p_values), 0.0
-    for rank, i in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        largest = max(largest, (len(p_values) - rank) * p_values[i])
-        adjusted[i] = min(1.0, largest)
-    return adjusted
-
-
-def tost(pairs: Sequence[float], margin: float = MARGIN) -> float:
-    """p of "the mean is outside +-margin": the larger of two one-sided tests (Schuirmann 1987)."""
-    above = stats.ttest_1samp(pairs, -margin, alternative="greater").pvalue
-    below = stats.ttest_1samp(pairs, margin, alternative="less").pvalue
-    return float(max(above, below))
-
-
-def start_by_arm(pairs: Values) -> float:
-    """p of "the difference is the same for every start": one-way analysis of variance."""
-    starts = sorted({start for start, _ in pairs})
-    groups = [[value for (start, _), value in pairs.items() if start == s] for s in starts]
-    return float(stats.f_oneway(*groups).pvalue)
 
 
 def blinded_sd(pairs: Iterable[float]) -> float:
@@ -237,7 +181,7 @@ def primary(study: Study, runs: Runs) -> list[str]:
         "|---|--:|--:|---|--:|--:|--:|--:|--:|--:|",
     ]  # fmt: skip
     for (c, title), p in zip(CORPORA.items(), adjusted, strict=True):
-        more = (p, found[c].welch, tost([*pairs[c].values()]), start_by_arm(pairs[c]))
+        more = (p, found[c].welch, tost([*pairs[c].values()], MARGIN), start_by_arm(pairs[c]))
         lines.append(
             _row(f"{title}: outside minus GRPO", found[c], *(f"{value:.3g}" for value in more))
         )
@@ -338,7 +282,7 @@ def afterwards(study: Study, runs: Runs) -> list[str]:
         rest = contrast(*others)
         lines.append(
             f"| {title} | {smallest_margin(found):.4f} | {detectable(found):.4f} "
-            f"| {', '.join(f'{mean:+.4f}' for mean in means)} | {tost(means):.3f} "
+            f"| {', '.join(f'{mean:+.4f}' for mean in means)} | {tost(means, MARGIN):.3f} "
             f"| {tost(means, 0.01):.3f} | {rest.n} | {rest.mean:+.4f} "
             f"| {rest.low:+.4f} to {rest.high:+.4f} |"
         )

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from sg_rlhf.common import figures
 
 if TYPE_CHECKING:
-    from lab.experiments.forks.analyse import Contrast
+    from lab.study.paired import Contrast
 
 COLOURS = {
     "grpo": "#404040",

@@ -30,6 +30,7 @@ from lab.experiments.graders.real import (
 )
 from lab.experiments.graders.responses import FILES, Response
 from lab.experiments.graders.suites import boxed, truth
+from lab.study import paired
 from lab.study.plan import load_study
 from lab.study.results import read_record
 from sg_rlhf.tasks.domain import load
@@ -116,7 +117,7 @@ def noise(seed: int, mean: float, sd: float, n: int = 27) -> dict[tuple[str, int
 
 def test_the_contrast_is_the_paired_t_test() -> None:
     a, b = noise(1, 0.62, 0.02), noise(2, 0.60, 0.02)
-    found = analyse.contrast(a, {**b, ("9", 99): 5.0})
+    found = paired.contrast(a, {**b, ("9", 99): 5.0})
     paired = stats.ttest_rel([*a.values()], [*b.values()])
     assert found.n == 27 and found.p == pytest.approx(paired.pvalue)
     assert found.mean == pytest.approx(sum(a.values()) / 27 - sum(b.values()) / 27)
@@ -125,23 +126,23 @@ def test_the_contrast_is_the_paired_t_test() -> None:
 
 
 def test_holm_multiplies_the_smallest_most() -> None:
-    assert analyse.holm([0.03, 0.01]) == pytest.approx([0.03, 0.02])
-    assert analyse.holm([0.02, 0.015]) == pytest.approx([0.03, 0.03])
-    assert analyse.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert analyse.holm([0.9, 0.8]) == [1.0, 1.0]
+    assert paired.holm([0.03, 0.01]) == pytest.approx([0.03, 0.02])
+    assert paired.holm([0.02, 0.015]) == pytest.approx([0.03, 0.03])
+    assert paired.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert paired.holm([0.9, 0.8]) == [1.0, 1.0]
 
 
 def test_tost_is_significant_where_the_90_percent_interval_is_inside_the_margin() -> None:
     for mean in (0.0, 0.01, 0.014, 0.016, 0.03, -0.014, -0.03):
         pairs = [*noise(3, mean, 0.02).values()]
         low, high = stats.ttest_1samp(pairs, 0.0).confidence_interval(0.90)
-        assert (analyse.tost(pairs) < 0.05) is bool(low > -0.02 and high < 0.02)
+        assert (paired.tost(pairs, 0.02) < 0.05) is bool(low > -0.02 and high < 0.02)
 
 
 def test_the_starts_differ_where_one_has_another_difference() -> None:
     pairs = {(str(i % 3), i): 0.01 * (i // 3) + 0.001 * (i % 3) for i in range(27)}
-    assert analyse.start_by_arm(pairs) > 0.9
-    assert analyse.start_by_arm({k: v + 0.1 * (k[0] == "2") for k, v in pairs.items()}) < 0.01
+    assert paired.start_by_arm(pairs) > 0.9
+    assert paired.start_by_arm({k: v + 0.1 * (k[0] == "2") for k, v in pairs.items()}) < 0.01
 
 
 # -- the preregistration -----------------------------------------------------------------------
@@ -203,7 +204,7 @@ def test_the_figure_has_a_row_for_each_arm_and_corpus(tmp_path: Path) -> None:
     found = rows["R: sg_outside"][1]
     assert (
         found.mean
-        == analyse.contrast(
+        == paired.contrast(
             *(analyse.values(cells, runs, "r", arm) for arm in (analyse.TREATED, analyse.BASELINE))
         ).mean
     )
@@ -231,10 +232,10 @@ def test_the_files_of_the_study_are_the_preregistered_ones() -> None:
 
 def test_the_smallest_margin_is_where_tost_is_significant() -> None:
     pairs = noise(4, 0.003, 0.01)
-    found = analyse.contrast(pairs, dict.fromkeys(pairs, 0.0))
+    found = paired.contrast(pairs, dict.fromkeys(pairs, 0.0))
     margin = analyse.smallest_margin(found)
-    assert analyse.tost([*pairs.values()], margin) == pytest.approx(0.05, abs=1e-6)
-    assert analyse.tost([*pairs.values()], 1.01 * margin) < 0.05
+    assert paired.tost([*pairs.values()], margin) == pytest.approx(0.05, abs=1e-6)
+    assert paired.tost([*pairs.values()], 1.01 * margin) < 0.05
 
 
 def test_the_tables_of_the_readme_are_those_of_the_runs() -> None:
