@@ -59,6 +59,14 @@ def _named_after(measurement: str, settings: BaseModel) -> str:
     return f"{measurement}-{digest}.json"
 
 
+def commit() -> str | None:
+    """The checkout's commit, with a + if the package or a recipe differs from it; None without."""
+    git = ["git", "-C", str(LAB.parent)]
+    head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
+    changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "sg_rlhf", "configs"])
+    return head.stdout.strip() + "+" * (changed.returncode != 0) if head.returncode == 0 else None
+
+
 class Runner:
     """Trains and measures cells; ``stop`` ends what runs."""
 
@@ -149,6 +157,7 @@ class Runner:
             "cell": cell.name,
             "fingerprint": self._fingerprint(cell),
             "measured_with": self.study.measurements(),
+            "commit": commit(),
             **study_results.collect(run_dir, sharpness, accuracy, self.study.file.metrics),
         }
         write_whole(self.out / "cells" / cell.file_name, strict_json.dumps(found) + "\n")
