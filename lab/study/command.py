@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from lab.study import decision
 from lab.study import results as study_results
 from lab.study import tables as study_tables
 from lab.study.plan import Cell, Study, load_study
@@ -63,6 +64,12 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--list", action="store_true", help="list the cells and stop")
     parser.add_argument("--table", action="store_true", help="only write tables, pictures, pages")
+    parser.add_argument(
+        "--fix", action="store_true", help="write the hashes of the study's decision rule and stop"
+    )
+    parser.add_argument(
+        "--verdict", action="store_true", help="only print the verdict by the fixed rule"
+    )
     return parser.parse_args(argv)
 
 
@@ -174,12 +181,19 @@ def main(argv: list[str] | None = None) -> int:
     interrupted = False
     try:
         study = load_study(arguments.study)
+        if arguments.fix:
+            print(f"fixed: {decision.fix(study)}")
+            return 0
         out = arguments.out or Path("lab/experiments") / study.name
         runner = Runner(study, out, arguments.runs or Path("runs") / study.name, arguments.jobs)
         cells = _chosen(list(study.cells()), arguments.only or "*", arguments.study)
         states = {cell: runner.state(cell) for cell in cells}
         if arguments.list:
             print(listing(states, out))
+            return 0
+        if arguments.verdict:
+            found = {cell.name: run for cell, run in finished_runs(runner).items()}
+            print("\n".join(decision.report(study, found)))
             return 0
         if not arguments.table:
             print(overview(list(states.values())))
@@ -216,10 +230,15 @@ def listing(states: dict[Cell, State], out: Path) -> str:
     return "\n".join([*lines, f"{done} of {len(states)} done; results: {out}"])
 
 
+def finished_runs(runner: Runner) -> dict[Cell, dict[str, Any]]:
+    """Every cell that has a result: its own file, or its line in the record."""
+    found = {cell: runner.result(cell) or runner.recorded(cell) for cell in runner.study.cells()}
+    return {cell: run for cell, run in found.items() if run is not None}
+
+
 def report_results(runner: Runner) -> list[Cell]:
     """Write the tables of all finished cells of the study, whatever ``--only`` chose; the cells."""
-    found = {cell: runner.result(cell) or runner.recorded(cell) for cell in runner.study.cells()}
-    finished = {cell: run for cell, run in found.items() if run is not None}
+    finished = finished_runs(runner)
     if not finished:
         print(f"no finished run in {runner.out / 'cells'} yet")
         return []

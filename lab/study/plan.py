@@ -11,6 +11,7 @@ import functools
 import hashlib
 import itertools
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -75,6 +76,60 @@ class Block(_Section):
     seeds: list[int] | None = None
 
 
+class EndPoint(_Section):
+    """The mean accuracy of an evaluation set after these rollouts."""
+
+    set: str = "held_out"
+    rollouts: list[int] = Field(min_length=1)
+
+
+class Gate(_Section):
+    """A figure of a JSON file that must be in a range, or equal to a value.
+
+    at: its keys, with dots between them.
+    """
+
+    file: str
+    at: str
+    least: float = -math.inf
+    most: float = math.inf
+    equals: Any = None
+
+
+class Contrasted(_Section):
+    """A primary contrast, treated minus baseline, and what each outcome of it means."""
+
+    treated: str
+    baseline: str
+    better: str
+    equivalent: str
+    worse: str
+    ambiguous: str
+
+
+class Decision(_Section):
+    """The rule of the verdict (``lab.study.decision``).
+
+    groups: name -> regimes; each contrast is taken within each group. control: the arm that must
+    differ from another one before equivalence counts. files: what is fixed besides the study file.
+    """
+
+    end_point: EndPoint
+    margin: float = Field(gt=0)
+    alpha: float = Field(0.05, gt=0, lt=1)
+    groups: dict[str, list[str]] = Field(min_length=1)
+    contrasts: list[Contrasted] = Field(min_length=1)
+    control: tuple[str, str]
+    gates: list[Gate] = []
+    files: list[str] = []
+
+    @property
+    def arms(self) -> set[str]:
+        """The variants that the verdict compares."""
+        compared = {arm for one in self.contrasts for arm in (one.treated, one.baseline)}
+        return compared | {*self.control}
+
+
 class StudyFile(_Section):
     """The keys of a study's file."""
 
@@ -94,6 +149,7 @@ class StudyFile(_Section):
     sharpness: Sharpness | None = None
     accuracy: Accuracy | None = None
     metrics: list[str] = Field([], description="columns of metrics.jsonl that a cell keeps")
+    decision: Decision | None = None
     regimes: dict[str, Regime] = Field(min_length=1)
     variants: dict[str, Variant] = Field(min_length=1)
     plan: list[Block] = Field(min_length=1)
@@ -116,6 +172,13 @@ class StudyFile(_Section):
                         raise ValueError(f"plan: {kind} {name!r}: expected one of {[*known]}")
         if self.baseline not in self.variants:
             raise ValueError(f"baseline={self.baseline!r}: expected one of {[*self.variants]}")
+        if self.decision is not None:
+            for kind, name, known in (
+                *(("regime", r, self.regimes) for g in self.decision.groups.values() for r in g),
+                *(("variant", v, self.variants) for v in self.decision.arms),
+            ):
+                if name not in known:
+                    raise ValueError(f"decision: {kind} {name!r}: expected one of {[*known]}")
         return self
 
 
@@ -248,7 +311,7 @@ def _keys_beside(place: tuple[int | str, ...]) -> list[str]:
     """The keys that the section of a file has, in which the last one of ``place`` is unknown."""
     sections: dict[str, type[BaseModel]] = {
         "regimes": Regime, "variants": Variant, "sharpness": Sharpness, "accuracy": Accuracy,
-        "plan": Block,
+        "plan": Block, "decision": Decision,
     }  # fmt: skip
     section = sections.get(str(place[0]), StudyFile) if len(place) > 1 else StudyFile
     return list(section.model_fields)
