@@ -12,18 +12,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lab.experiments.forks.corpora import R
-from lab.experiments.forks.gate import PROBLEMS, SEED, VARIES
+from lab.experiments.forks.gate import PROBLEMS, SEED
 from lab.measure import minibatch_gradients
-from sg_rlhf.algo.weightings import Weighting
 from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.data_io.dataset_writer import sha256_of
 from sg_rlhf.tasks.domain import load
@@ -36,26 +33,16 @@ RUNS = Path("runs/forks")
 OUT = HERE / "start_gradients.json"
 CONFIGS = Path("configs/algorithms").resolve()
 #: Arm -> recipe, and its weighting's settings where the study changes them.
-ARMS: dict[str, tuple[str, dict[str, Any]]] = {
+Arms = dict[str, tuple[str, dict[str, Any]]]
+ARMS: Arms = {
     "grpo": ("grpo", {}),
     "sg_outside": ("grpo_sg_outside", {}),
     "sg_outside_dose": ("grpo_sg_outside", {"lower": 0.5, "upper": 1.5}),
     "reshape_reversed": ("reshape_reversed", {"c": 0.5}),
     "sg_inside": ("grpo_sg", {}),
     "mask_only": ("mask_only", {}),
-    "zero_low": ("uniform", {"type": "lab.experiments.forks.start_gradients:ZeroLow"}),
+    "zero_low": ("uniform", {"type": "lab.experiments.forks_part2.zero_low:ZeroLow"}),
 }  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class ZeroLow(Weighting):
-    """0 for p < .327, else 1."""
-
-    source = "lab/experiments/forks/README.md"
-
-    def weights(self, p_BT: Tensor, context: Any) -> Tensor:
-        """Shape of p_BT."""
-        return (p_BT >= VARIES).to(p_BT.dtype)
 
 
 def greedy_accuracy(folder: Path) -> float:
@@ -73,12 +60,15 @@ def greedy_accuracy(folder: Path) -> float:
     return sum(right) / len(right)
 
 
-def measured(folder: Path) -> dict[str, Any]:
-    """The figures of one start model."""
-    scratch = RUNS / "start_gradients"
+def compared(folder: Path, runs: Path, arms: Arms) -> list[dict[str, Any]]:
+    """Each arm's gradient and AdamW step compared with the first arm's, at this start model.
+
+    runs: the folder of the study's runs; its data set is answered.
+    """
+    scratch = runs / "start_gradients"
     scratch.mkdir(parents=True, exist_ok=True)
     recipes = []
-    for arm, (recipe, weighting) in ARMS.items():
+    for arm, (recipe, weighting) in arms.items():
         recipes.append(scratch / f"{arm}.yaml")
         settings = {"extends": str(CONFIGS / f"{recipe}.yaml"), "sg": {"weighting": weighting}}
         recipes[-1].write_text(
@@ -86,7 +76,7 @@ def measured(folder: Path) -> dict[str, Any]:
         )
     figures = scratch / "figures.json"
     failed = minibatch_gradients.main([
-        "--model", str(folder), "--data", str(RUNS / "data/arithmetic/train.jsonl"),
+        "--model", str(folder), "--data", str(runs / "data/arithmetic/train.jsonl"),
         "--reward", "module:lab.experiments.forks.reward", "--threads", "1", "--json", str(figures),
         "--prompts", "8", "--group", "8", "--batches", "8", "--warm-up", "8",
         "--algorithm", *map(str, recipes),
@@ -94,9 +84,14 @@ def measured(folder: Path) -> dict[str, Any]:
     if failed:
         raise SystemExit(failed)
     (found,) = json.loads(figures.read_text())["models"]
+    return list(found["algorithms"])
+
+
+def measured(folder: Path) -> dict[str, Any]:
+    """The figures of one start model."""
     return {
         "sha256": sha256_of(folder / "model.safetensors"),
-        "greedy_accuracy": greedy_accuracy(folder), "algorithms": found["algorithms"],
+        "greedy_accuracy": greedy_accuracy(folder), "algorithms": compared(folder, RUNS, ARMS),
     }  # fmt: skip
 
 

@@ -1,0 +1,54 @@
+"""How far each arm turns the update of GRPO on a start model.
+
+    python -m lab.experiments.forks_part2.gradients r0 d0
+
+Adds the start models to gradients.json: cosine with GRPO's gradient and with its AdamW step, mean
+over 8 minibatches of 8 prompts x 8 responses, and the gradient's size over GRPO's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from lab.experiments.forks.start_gradients import ARMS, compared
+from lab.study.plan import load_study
+from sg_rlhf.common.atomic_io import write_whole
+from sg_rlhf.data_io.dataset_writer import sha256_of
+
+HERE = Path(__file__).parent
+RUNS = Path("runs/forks_part2")
+OUT = HERE / "gradients.json"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit status 0."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("starts", nargs="+", help="start models, such as r0 and d0")
+    args = parser.parse_args(argv)
+    arms = {arm: ARMS[arm] for arm in load_study(HERE / "study.yaml").file.variants}
+    found = json.loads(OUT.read_text()) if OUT.exists() else {}
+    for name in args.starts:
+        folder = HERE / "starts" / name
+        rows = compared(folder, RUNS, arms)
+        found[name] = {
+            "sha256": sha256_of(folder / "model.safetensors"),
+            **{
+                row["algorithm"]: {
+                    "cosine": round(row["cosine"], 4),
+                    "step_cosine": round(row["update"]["cosine"], 4),
+                    "size": round(row["size"], 4),
+                }
+                for row in rows
+            },
+        }
+        write_whole(OUT, json.dumps(found, indent=1) + "\n")
+        for arm in arms:
+            print(name, arm, found[name][arm])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
