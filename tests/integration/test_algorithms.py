@@ -61,7 +61,7 @@ def test_the_update_does_not_depend_on_the_sharding(
         "grpo_sg_off", "grpo_sg_outside_off", "grpo_sg_normalized_off", "reverse_off",
         "tr_grpo_off", "grpo_sg_engine_off", "grpo_sg_centred_off", "linear_off", "power_off",
         "mask_only_off", "negative_only_off", "positive_only_off",
-        "reshape_reversed_off", "top_entropy_off",
+        "reshape_reversed_off", "stare_off", "top_entropy_off",
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("layout", LAYOUTS)

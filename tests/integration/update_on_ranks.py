@@ -69,6 +69,7 @@ SWITCHED_OFF = {
     "negative_only": ["sg.weighting.positive=1", "sg.weighting.allow_constant=true"],
     "positive_only": ["sg.weighting.negative=1", "sg.weighting.allow_constant=true"],
     "reshape_reversed": ["sg.weighting.c=0", "sg.weighting.allow_constant=true"],
+    "stare": ["sg.weighting.raised=1", "sg.weighting.allow_constant=true"],
     "top_entropy": ["sg.weighting.share=1", "sg.weighting.allow_constant=true"],
 }
 
@@ -80,6 +81,8 @@ def cases() -> dict[str, tuple[Path, list[str]]]:
     shipped["stapo"][1].extend(
         ["sg.weighting.prob=0.3", "sg.weighting.entropy=1"]
     )  # to mask some here
+    # Below the target entropy, and a weight that shows.
+    shipped["stare"][1].extend(["sg.weighting.target_entropy=99", "sg.weighting.raised=2"])
     off = {f"{name}_off": (recipes[name], extra) for name, extra in SWITCHED_OFF.items()}
     return shipped | off
 

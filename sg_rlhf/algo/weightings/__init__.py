@@ -30,6 +30,7 @@ from sg_rlhf.algo.weightings.random import Random
 from sg_rlhf.algo.weightings.reshape_reversed import ReshapeReversed
 from sg_rlhf.algo.weightings.reverse import Reverse
 from sg_rlhf.algo.weightings.stapo import Stapo
+from sg_rlhf.algo.weightings.stare import Stare
 from sg_rlhf.algo.weightings.token_keys import token_keys
 from sg_rlhf.algo.weightings.top_entropy import TopEntropy
 from sg_rlhf.algo.weightings.uniform import Uniform
@@ -50,7 +51,7 @@ __all__ = [
 
 _ALL: tuple[type[Weighting], ...] = (
     Uniform, GrpoSG, Reverse, Centred, Random, Linear, Power, MaskOnly, NegativeOnly,
-    PositiveOnly, AdvantageReweighting, ReshapeReversed, Stapo, TopEntropy,
+    PositiveOnly, AdvantageReweighting, ReshapeReversed, Stapo, Stare, TopEntropy,
 )  # fmt: skip
 WEIGHTINGS: dict[str, type[Weighting]] = {weighting.name: weighting for weighting in _ALL}
 

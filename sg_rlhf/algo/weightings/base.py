@@ -36,6 +36,7 @@ class TokenContext:
         engine_log_probs: [B, T], log-probs as the rollout engine computed them.
         eps: (eps_low, eps_high), the PPO clip range.
         entropy_threshold: a scalar for the whole rollout, see ``top_entropy``.
+        surprisal_cuts: [2], for the whole rollout, see ``stare``.
         mean_weight: what ``normalize=batch_mean`` divides by; None for the mean of the batch. With
             gradient accumulation or data parallelism it must be the mean over the whole optimizer
             step: add :func:`~sg_rlhf.algo.token_weights.weight_sum_and_count` over micro-batches
@@ -49,6 +50,7 @@ class TokenContext:
     engine_log_probs: Tensor | None = None
     eps: tuple[float, float] | None = None
     entropy_threshold: Tensor | float | None = None
+    surprisal_cuts: Tensor | None = None
     mean_weight: Tensor | float | None = None
 
     def require(self, name: str, weighting: str) -> Tensor:

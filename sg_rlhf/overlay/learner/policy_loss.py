@@ -83,6 +83,7 @@ class RolloutConstants:
     kl_coef: float = 0.0
     mean_weight: float | None = None
     entropy_threshold: float | None = None
+    surprisal_cuts: Tensor | None = None
     lopti_pass: str | None = None
 
 
@@ -230,6 +231,7 @@ def weighting_context(
         engine_log_probs=batch.engine_log_probs_BT,
         eps=eps,
         entropy_threshold=rollout.entropy_threshold,
+        surprisal_cuts=rollout.surprisal_cuts,
         mean_weight=rollout.mean_weight,
     )
 

@@ -16,6 +16,7 @@ from torch.distributed import ProcessGroup
 
 from sg_rlhf.algo import lopti
 from sg_rlhf.algo.token_weights import weight_sum_and_count
+from sg_rlhf.algo.weightings.stare import Stare
 from sg_rlhf.algo.weightings.top_entropy import TopEntropy
 from sg_rlhf.overlay.learner import gradient_check
 from sg_rlhf.overlay.learner.policy_loss import (
@@ -78,6 +79,25 @@ def count_lopti_tokens(
         return counted.sum()
 
     return int(sum_over_rollout(samples, group, count))
+
+
+def surprisal_cuts(
+    samples: Sequence[Experience], group: ProcessGroup, weighting: Stare
+) -> torch.Tensor:
+    """:meth:`Stare.cuts` of the response tokens of all data-parallel ranks, on the rank's device.
+
+    Args:
+        group: of the data-parallel ranks; each must call it.
+    """
+    tokens = []
+    for item in samples:
+        valid = item.action_mask.bool()
+        pair = (item.action_log_probs[valid], item.advantages[valid])
+        tokens.append(torch.stack([values.float().cpu() for values in pair]))
+    per_rank = gradient_check.all_gather_objects(torch.cat(tokens, dim=1), group)
+    old_log_probs, advantages = torch.cat(per_rank, dim=1)
+    cuts = weighting.cuts(old_log_probs, advantages, torch.ones_like(advantages))
+    return cuts.to(torch.cuda.current_device())
 
 
 @torch.no_grad()

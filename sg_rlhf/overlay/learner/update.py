@@ -32,6 +32,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from tqdm import tqdm
 
 from sg_rlhf.algo import lopti
+from sg_rlhf.algo.weightings.stare import Stare
 from sg_rlhf.algo.weightings.top_entropy import TopEntropy
 from sg_rlhf.overlay.checkpoints.strategy import Strategy
 from sg_rlhf.overlay.learner import (
@@ -205,6 +206,9 @@ class SGActorPPOTrainer(SyncTrainer):
         if weighting.normalize == "batch_mean":
             mean = rollout_constants.mean_weight(items, group, self.loss_settings)
             self.constants = dataclasses.replace(self.constants, mean_weight=mean)
+        if isinstance(weighting, Stare):
+            cuts = rollout_constants.surprisal_cuts(items, group, weighting)
+            self.constants = dataclasses.replace(self.constants, surprisal_cuts=cuts)
         if isinstance(weighting, TopEntropy):
             steps = self.batching.steps(self.replay_buffer)
             batches = ([items[i] for i in indices] for step in steps for indices in step)

@@ -41,6 +41,8 @@ from tests.unit.algo.batches import (
 EPS = (0.2, 0.24)
 WIDE_OPEN = (1.0, 1e30)
 THRESHOLD = 0.6
+#: Least surprisal of the tokens that `stare` takes, with A > 0 and A < 0.
+CUTS = (0.9, 1.4)
 
 
 def context_of(batch, seed=0):
@@ -55,6 +57,7 @@ def context_of(batch, seed=0):
         keys=token_keys(sequences, valid),
         engine_log_probs=batch.old_log_probs.detach().double() + noise,
         entropy_threshold=THRESHOLD,
+        surprisal_cuts=torch.tensor(CUTS),
     )
 
 
@@ -85,6 +88,13 @@ def reshape_reversed_weight(cfg, token):
 def stapo_weight(cfg, token):
     unlikely = math.exp(token["log_p"]) < cfg.prob
     return 0.0 if token["A"] > 0 and unlikely and token["H"] < cfg.entropy else 1.0
+
+
+def stare_weight(cfg, token):
+    if token["A"] == 0:
+        return 1.0
+    rare = -token["old"] >= CUTS[0 if token["A"] > 0 else 1]
+    return (cfg.raised if token["A"] > 0 else cfg.lowered) if rare else 1.0
 
 
 def mask_only_weight(cfg, token):
@@ -233,6 +243,9 @@ CASES = {
     "ar": weighting("ar", ar_weight, {"alpha": 0.0}),
     "reshape_reversed": weighting("reshape_reversed", reshape_reversed_weight, {"c": 0.0}),
     "stapo": weighting("stapo", stapo_weight, {"prob": 0.0}, prob=0.4, entropy=0.7),
+    "stare": weighting(
+        "stare", stare_weight, {"raised": 1.0, "lowered": 1.0}, raised=1.5, lowered=0.4
+    ),
     "mask_only": weighting("mask_only", mask_only_weight, FLAT, lower=0.5, upper=1.5),
     "negative_only": weighting("negative_only", negative_only_weight, {"positive": 1.0}),
     "w_reinforce": weighting(
@@ -512,6 +525,46 @@ def test_top_entropy_takes_its_share_of_the_tokens_at_hand(share):
     assert entropy[weights == 1].min() > entropy[weights == 0].max() if share < 1 else True
 
 
+# -- STARE -------------------------------------------------------------------------------------
+
+
+def stare_by_hand(cfg, old, advantages, mask):
+    """Of each sign the ceil(share * n) rarest tokens, while the mean surprisal is below."""
+    tokens = [(i, -old[i], advantages[i]) for i in range(len(old)) if mask[i]]
+    weights = [1.0] * len(old)
+    if math.fsum(s for _, s, _ in tokens) / len(tokens) >= cfg.target_entropy:
+        return weights
+    for sign, weight in ((1, cfg.raised), (-1, cfg.lowered)):
+        chosen = sorted((s, i) for i, s, a in tokens if a * sign > 0)[::-1]
+        for _, i in chosen[: math.ceil(cfg.share * len(chosen))]:
+            weights[i] = weight
+    return weights
+
+
+@pytest.mark.parametrize("share", [0.001, 0.1, 0.25, 1.0])
+@pytest.mark.parametrize("target", [0.0, 50.0])
+@pytest.mark.parametrize("lowered", [1.0, 0.9])
+def test_stare_takes_the_rarest_share_of_each_sign_below_the_target_entropy(share, target, lowered):
+    settings = {"share": share, "lowered": lowered, "target_entropy": target}
+    cfg = make_weighting("stare", settings)
+    for seed in range(3):
+        batch = random_batch(seed, rows=6, tokens=9)
+        context = TokenContext(old_log_probs=batch.old_log_probs, advantages=batch.advantages)
+        found = token_weights(batch.log_probs, cfg, batch.mask, context=context)
+        flat = [x.flatten().tolist() for x in (batch.old_log_probs, batch.advantages, batch.mask)]
+        expected = stare_by_hand(cfg, *flat)
+        at = batch.mask.flatten() != 0
+        assert found.flatten()[at].tolist() == torch.tensor(expected, dtype=found.dtype)[at].tolist()
+        assert (len({*expected}) == 1) is (target == 0)
+
+
+def test_stare_without_a_token_of_a_sign_chooses_none():
+    cfg = make_weighting("stare", {"target_entropy": 9.0, "share": 1.0})
+    old = torch.tensor([-1.0, -2.0])
+    cuts = cfg.cuts(old, torch.tensor([1.0, 0.0]), torch.tensor([True, True]))
+    assert cuts.tolist() == [1.0, math.inf]
+
+
 @pytest.mark.parametrize("name", ["linear", "power"])
 @pytest.mark.parametrize("hist", [None, [1, 0, 3, 96], [5.0] * 20])
 def test_matched_weights_have_the_mean_and_variance_of_grpo_sg(name, hist):
@@ -543,6 +596,8 @@ def test_matched_weights_have_the_mean_and_variance_of_grpo_sg(name, hist):
         ("random", {"seed": 0.5}, "seed=0.5: expected an integer"),
         ("stapo", {"prob": 0.0}, "plain GRPO"),
         ("stapo", {"normalize": "batch_mean"}, "normalize='batch_mean': expected null"),
+        ("stare", {"raised": 1.0}, "plain GRPO"),
+        ("stare", {"placement": "inside"}, "placement='inside': expected one of outside"),
         ("top_entropy", {"share": 0}, "share=0.0: expected a number above 0, at most 1"),
         ("top_entropy", {"normalize": "batch_mean"}, "normalize='batch_mean': expected null"),
         ("mask_only", {"placement": "inside"}, "placement='inside': expected one of outside"),

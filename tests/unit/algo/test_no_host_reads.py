@@ -63,6 +63,7 @@ def a_context(threshold: bool) -> TokenContext:
         keys=token_keys(tokens, tokens),
         engine_log_probs=real(),
         entropy_threshold=1.0 if threshold else None,
+        surprisal_cuts=torch.empty(2, device=DEVICE) if threshold else None,
     )
 
 
