@@ -146,9 +146,9 @@ def report(study: Study, runs: Runs) -> list[str]:
             controls[group] = paired.contrast(treated, baseline)
         for one in decision.contrasts:
             arms = [values(study, runs, group, arm) for arm in (one.treated, one.baseline)]
-            pairs = paired.differences(*arms)
-            if len(pairs) > 1:
-                rows.append((group, one, paired.contrast(*arms), pairs))
+            apart = paired.differences(*arms)
+            if len(apart) > 1:
+                rows.append((group, one, paired.contrast(*arms), apart))
     adjusted = paired.holm([found.p for _, _, found, _ in rows])
     lines = [*failed, *([f"{len(left)} runs are missing: no verdict yet"] if left else []), ""]
     lines += table_head(list(HEADINGS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -61,7 +62,12 @@ def tost(pairs: Sequence[float], margin: float) -> float:
 
 
 def start_by_arm(pairs: Values) -> float:
-    """p of "the difference is the same for every start": one-way analysis of variance."""
+    """p of "the difference is the same for every start": one-way analysis of variance.
+
+    NaN for a single start.
+    """
     starts = sorted({start for start, _ in pairs})
+    if len(starts) < 2:
+        return math.nan
     groups = [[value for (start, _), value in pairs.items() if start == s] for s in starts]
     return float(stats.f_oneway(*groups).pvalue)

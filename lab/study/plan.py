@@ -173,12 +173,13 @@ class StudyFile(_Section):
         if self.baseline not in self.variants:
             raise ValueError(f"baseline={self.baseline!r}: expected one of {[*self.variants]}")
         if self.decision is not None:
-            for kind, name, known in (
-                *(("regime", r, self.regimes) for g in self.decision.groups.values() for r in g),
-                *(("variant", v, self.variants) for v in self.decision.arms),
+            regimes = {name for group in self.decision.groups.values() for name in group}
+            for kind, wanted, there in (
+                ("regime", regimes, [*self.regimes]),
+                ("variant", self.decision.arms, [*self.variants]),
             ):
-                if name not in known:
-                    raise ValueError(f"decision: {kind} {name!r}: expected one of {[*known]}")
+                for name in sorted(wanted - {*there}):
+                    raise ValueError(f"decision: {kind} {name!r}: expected one of {there}")
         return self
 
 

@@ -2,13 +2,13 @@
 
     python -m lab.experiments.forks_part2.dose_response r0 d0
 
-No training: cosines with GRPO's gradient and AdamW step on start models. The weight is the published
-sigmoid stretched from L = 1 to U, without a clip:
+No training: cosines with GRPO's gradient and AdamW step on start models. The weight is the
+published sigmoid stretched from L = 1 to U, without a clip:
 
     w = 1 + (U - 1) (2 sigmoid(9 p) - 1)
 
-For U = 3 it is twice the arm `sg_outside_dose`. Writes dose_response.json and dose_response.png. The
-picture also has the arms of gradients.json, and the least cosine that a ratio allows if the
+For U = 3 it is twice the arm `sg_outside_dose`. Writes dose_response.json and dose_response.png.
+The picture also has arms of gradients.json, and the least cosine that a ratio allows if the
 gradients of tokens are orthogonal (Kantorovich): 2 sqrt(U) / (1 + U).
 """
 

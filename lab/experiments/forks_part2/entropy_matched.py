@@ -23,6 +23,7 @@ from pathlib import Path
 import torch
 from scipy.optimize import brentq
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from lab.experiments.forks.start_gradients import CONFIGS
 from lab.experiments.forks_part2 import gradients
@@ -43,7 +44,7 @@ WIDEST = 20.0
 
 
 def rate(loss: Tensor, entropy: Tensor) -> float:
-    """First-order change of the entropy for a step of unit length along minus the loss's gradient."""
+    """First-order change of the entropy by a step of unit length against the loss's gradient."""
     return -float(entropy @ loss / loss.norm())
 
 
@@ -59,11 +60,11 @@ def matching_bonus(grpo: Tensor, entropy: Tensor, target: float) -> float:
     return float(found) * scale
 
 
-def entropy_gradient(model: torch.nn.Module, batch: FixedBatch) -> Tensor:
+def entropy_gradient(model: PreTrainedModel, batch: FixedBatch) -> Tensor:
     """Gradient of the mean entropy over the batch's tokens, [D]."""
     params = list(model.parameters())
     total: Tensor | None = None
-    for passed in BatchLoss(model, batch, None, pass_tokens=PASS_TOKENS).forward():  # type: ignore[arg-type]
+    for passed in BatchLoss(model, batch, None, pass_tokens=PASS_TOKENS).forward():
         mean = passed.entropy_BT().sum() / batch.tokens
         parts = torch.autograd.grad(mean, params, materialize_grads=True)
         vector = torch.cat([part.flatten() for part in parts])
@@ -76,7 +77,8 @@ def added_up(folder: Path) -> tuple[dict[str, Tensor], Tensor]:
     """Gradients of the arms' losses and of the entropy, each added over the minibatches."""
     data = gradients.RUNS / "data/arithmetic/train.jsonl"
     rows, reward = read_data(data), load_reward("module:lab.experiments.forks.reward")
-    model, tokenizer = load_model(str(folder), torch.float32, "cpu"), load_tokenizer(str(folder))
+    model = load_model(str(folder), torch.float32, torch.device("cpu"))
+    tokenizer = load_tokenizer(str(folder))
     losses = surrogates([str(CONFIGS / f"{recipe}.yaml") for recipe in RECIPES.values()])
     settings = Sampling(prompts=PROMPTS)
     sums: dict[str, Tensor] = {}

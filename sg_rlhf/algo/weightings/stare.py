@@ -18,9 +18,9 @@ class Stare(Weighting):
     """w = W for the rarest share of tokens with A > 0, M for those with A < 0, else 1 (STARE).
 
     arXiv 2606.19236, Sections 4.1 to 4.3, as the authors' code has it (github.com/hp-luo/STARE,
-    ``compute_stare_token_weights``). Rare means a high surprisal s = -log p. All weights are 1 while
-    the mean entropy is at or above ``target_entropy``. M = 1 is the authors' variant O1, M = 0.9
-    their C2. GRPO for W = M = 1.
+    ``compute_stare_token_weights``). Rare means a high surprisal s = -log p. All weights are 1
+    while the mean entropy is at or above ``target_entropy``. M = 1 is the authors' variant O1,
+    M = 0.9 their C2. GRPO for W = M = 1.
 
     Three differences. The rank of s and the entropy are those of the whole rollout under the policy
     that sampled (``TokenContext.surprisal_cuts``), so that no token's weight depends on how a batch

@@ -118,8 +118,8 @@ def noise(seed: int, mean: float, sd: float, n: int = 27) -> dict[tuple[str, int
 def test_the_contrast_is_the_paired_t_test() -> None:
     a, b = noise(1, 0.62, 0.02), noise(2, 0.60, 0.02)
     found = paired.contrast(a, {**b, ("9", 99): 5.0})
-    paired = stats.ttest_rel([*a.values()], [*b.values()])
-    assert found.n == 27 and found.p == pytest.approx(paired.pvalue)
+    scipys = stats.ttest_rel([*a.values()], [*b.values()])
+    assert found.n == 27 and found.p == pytest.approx(scipys.pvalue)
     assert found.mean == pytest.approx(sum(a.values()) / 27 - sum(b.values()) / 27)
     half = stats.t.ppf(0.975, 26) * found.sd / math.sqrt(27)
     assert (found.low, found.high) == pytest.approx((found.mean - half, found.mean + half))
