@@ -29,6 +29,7 @@ from sg_rlhf.common.argument_types import (
     positive_int,
 )
 from sg_rlhf.common.statistics import Z95, half_width
+from sg_rlhf.tasks.reward import RewardFunc
 
 PROG = "lab.measure.accuracy"
 EXAMPLES = """\
@@ -93,7 +94,7 @@ def correct_counts(
     args: argparse.Namespace,
     name: str,
     data: Mapping[str, Sequence[Mapping[str, Any]]],
-    reward: rollouts.RewardFunc,
+    reward: RewardFunc,
 ) -> dict[str, list[int]]:
     """Count one checkpoint's correct responses to each prompt of each set."""
     tokenizer = load_tokenizer(name)

@@ -49,10 +49,11 @@ from lab.measure.checkpoint import (
 )
 from lab.measure.fixed_batch import FixedBatch
 from lab.measure.minibatch_figures import Measured, Vector, summarise, tables
-from lab.measure.rollouts import RewardFunc, Sampling, sample_batch
+from lab.measure.rollouts import Sampling, sample_batch
 from lab.measure.sharpness import surrogate_of
 from sg_rlhf.common.argument_types import non_negative_int, positive_int, progress_bar
 from sg_rlhf.config import Config, load_config
+from sg_rlhf.tasks.reward import RewardFunc
 
 EXAMPLES = """\
 examples:

@@ -39,6 +39,7 @@ from sg_rlhf.common.text import single_line
 from sg_rlhf.config import Config, weighting_of
 from sg_rlhf.config.upstream_flags import POLICY_LOSS_TYPES
 from sg_rlhf.data_io import strict_json
+from sg_rlhf.tasks.reward import RewardFunc
 
 Measured = TypeVar("Measured")
 
@@ -230,7 +231,7 @@ def sampling(args: argparse.Namespace, config: Config) -> rollouts.Sampling:
 
 def reward_function(
     args: argparse.Namespace, config: Config, settings: rollouts.Sampling, *, graded: bool
-) -> rollouts.RewardFunc | None:
+) -> RewardFunc | None:
     """The reward of the options, else of the recipe; None without one."""
     reward = args.reward or config.values.get("reward.remote_url")
     if graded and reward is None:

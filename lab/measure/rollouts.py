@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import runpy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,9 @@ from sg_rlhf.common.text import single_line, truncate
 from sg_rlhf.config import local_path
 from sg_rlhf.data_io.records import DataError
 from sg_rlhf.tasks import chat, registry
-from sg_rlhf.tasks.reward import reward_named
+from sg_rlhf.tasks.reward import Completion, RewardFunc, reward_function
 from sg_rlhf.tasks.reward_values import reward_fields
 from sg_rlhf.tiny.sampling import sample_responses
-
-RewardFunc = Callable[[list[str], list[str], list[str]], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ def load_reward(value: str) -> RewardFunc:
     """The reward of ``domain:NAME``, or ``reward_func`` of a file or of ``module:NAME``."""
     if value.startswith(registry.PREFIX):
         try:
-            return reward_named(value)
+            return reward_function(*registry.named_in(value))
         except ValueError as error:
             raise MeasureError(f"--reward {value}: {error}") from None
     path = Path(local_path("--reward", value))
@@ -167,7 +165,8 @@ def _graded(
 ) -> Mapping[str, Any]:
     """``rewards``, ``scores`` and ``extra_logs`` of one response to a row's prompt."""
     try:
-        return reward_fields(reward([prompt + response], [prompt], [label]))
+        arguments = Completion(prompt, response, label).reward_arguments()
+        return reward_fields(reward(*arguments))
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(
             f"--data {path}: row {number}: the reward does not take answer={truncate(label)}: "

@@ -249,7 +249,6 @@ OPENENV = Domain(
     name="openenv",
     title="episodes of an OpenEnv environment",
     grade=grade,
-    prompt_end="",
     data=DATA,
     settings=OpenEnvSettings,
     check=check,

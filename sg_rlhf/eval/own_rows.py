@@ -18,6 +18,7 @@ from sg_rlhf.eval.scores import metrics
 from sg_rlhf.tasks import registry
 from sg_rlhf.tasks.grade import Grade, label_fault
 from sg_rlhf.tasks.questions import EvalError, Question, Source, one_line
+from sg_rlhf.tasks.reward import Completion
 from sg_rlhf.tasks.reward_values import reward_fields
 from sg_rlhf.tasks.suite import (
     Benchmark,
@@ -205,7 +206,7 @@ def find_reward(given: str | None) -> Reward:
     def own_grade(response: str, gold: Mapping[str, Any]) -> Grade:
         prompt = gold["prompt"]
         try:
-            returned = function([prompt + response], [prompt], [gold["label"]])
+            returned = function(*Completion(prompt, response, gold["label"]).reward_arguments())
             if inspect.isawaitable(returned):
                 returned = asyncio.run(_awaited(returned))
             found = reward_fields(returned)

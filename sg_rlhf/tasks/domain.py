@@ -36,8 +36,6 @@ class Domain:
         grade: the reward's grader; light to import, for it is loaded in every rollout engine. A
             recipe names it as `reward.remote_url: domain:NAME`.
         graders: other graders by name: `domain:NAME/GRADER`.
-        prompt_end: text near the prompt's end that a tokenizer round trip keeps; the reward finds
-            the response behind it (`reward.response_of`).
         data: `sg-rlhf data NAME`.
         settings: of the recipe's section `sg.NAME`, for a domain that has one.
         check: called with these settings before Ray starts; a `ValueError` says in one line what a
@@ -53,7 +51,6 @@ class Domain:
     name: str
     title: str
     grade: Grader
-    prompt_end: str
     data: DataSource[Any] | str | None = None
     settings: type[DomainSettings] | str | None = None
     check: Callable[[Any], None] | str | None = None

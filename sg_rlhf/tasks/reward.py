@@ -1,89 +1,95 @@
-"""The reward functions of all domains, as OpenRLHF calls them.
+"""Rewards of completions, and their form in OpenRLHF's reward functions.
 
-A recipe names one as `reward.remote_url: domain:NAME` or `domain:NAME/GRADER`. A domain in a file
-of its own may also define `reward_func = reward_function(DOMAIN)` there, for `reward.remote_url:
-FILE`.
+A recipe names a domain's reward as `reward.remote_url: domain:NAME` or `domain:NAME/GRADER`. A
+domain in a file of its own may also define `reward_func = reward_function(DOMAIN)` there, for
+`reward.remote_url: FILE`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypedDict
 
-from sg_rlhf.tasks import registry
 from sg_rlhf.tasks.domain import Domain
-from sg_rlhf.tasks.grade import Grader
+from sg_rlhf.tasks.grade import Grade, Grader
 
-RewardFunc: TypeAlias = Callable[[list[str], list[str], list[str]], dict[str, Any]]
+#: `reward_func(queries, prompts, labels)` as OpenRLHF calls it, with lists of one element.
+RewardFunc: TypeAlias = Callable[[list[str], list[str], list[str]], Any]
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A response to grade.
+
+    Attributes:
+        prompt: as the data set or the chat template wrote it.
+        response: the model's tokens as text, special tokens written out.
+        label: the reference answer, a row's `answer`.
+    """
+
+    prompt: str
+    response: str
+    label: str
+
+    def reward_arguments(self) -> tuple[list[str], list[str], list[str]]:
+        """The arguments of a `reward_func`; a query is the prompt followed by the response."""
+        return [self.prompt + self.response], [self.prompt], [self.label]
+
+    @classmethod
+    def from_reward_arguments(
+        cls, queries: list[str], prompts: list[str], labels: list[str]
+    ) -> Completion:
+        """The inverse of `reward_arguments`.
+
+        Raises:
+            ValueError: there is not one query, or it does not begin with its prompt.
+        """
+        if not len(queries) == len(prompts) == len(labels) == 1:
+            raise ValueError(
+                "reward_func takes one query at a time, as OpenRLHF calls it; "
+                f"got {len(queries)} queries, {len(prompts)} prompts, {len(labels)} labels"
+            )
+        (query,), (prompt,), (label,) = queries, prompts, labels
+        if not query.startswith(prompt):
+            raise ValueError(
+                f"the query does not begin with its prompt: query {query[:60]!r}, prompt "
+                f"{prompt[:60]!r}; expected the prompt followed by the response"
+            )
+        return cls(prompt, query[len(prompt) :], label)
+
+
+class RewardFields(TypedDict):
+    """What training reads of a reward.
+
+    Attributes:
+        rewards: what is trained on.
+        scores: for dynamic filtering; of a domain 1.0 for a correct response, else 0.0.
+        extra_logs: further figures, logged as means.
+    """
+
+    rewards: float
+    scores: float
+    extra_logs: dict[str, float]
+
+
+def fields_of(grade: Grade) -> RewardFields:
+    """A grade as plain numbers; `extra_logs` has `correct`, `format_ok` and `Grade.logs`."""
+    correct = float(grade.correct)
+    logs = {"correct": correct, "format_ok": float(grade.format_ok), **grade.logs}
+    return {"rewards": grade.reward, "scores": correct, "extra_logs": logs}
 
 
 def reward_function(domain: Domain, grade: Grader | None = None) -> RewardFunc:
     """The `reward_func(queries, prompts, labels)` of a domain, with OpenRLHF's signature.
-
-    OpenRLHF 0.11.2 executes the file that holds it without registering it as a module, and calls it
-    in a thread, with lists of one element. It wants plain numbers: `rewards` trains, `scores` (1.0
-    or 0.0) drives dynamic filtering, `extra_logs` is logged: `correct`, `format_ok` and the
-    domain's own figures (`Grade.logs`). The labels are the data sets' `answer` field.
 
     Args:
         grade: another grader than the domain's own, such as another scale of rewards.
     """
     grader = grade or domain.grade
 
-    def reward_func(queries: list[str], prompts: list[str], labels: list[str]) -> dict[str, Any]:
-        if not len(queries) == len(prompts) == len(labels) == 1:
-            raise ValueError(
-                "reward_func takes one query at a time, as OpenRLHF calls it; "
-                f"got {len(queries)} queries, {len(prompts)} prompts, {len(labels)} labels"
-            )
-        found = grader(response_of(queries[0], prompts[0], domain.prompt_end), labels[0])
-        correct = float(found.correct)
-        return {
-            "rewards": found.reward,
-            "scores": correct,
-            "extra_logs": {
-                "correct": correct,
-                "format_ok": float(found.format_ok),
-                **found.logs,
-            },
-        }
+    def reward_func(queries: list[str], prompts: list[str], labels: list[str]) -> RewardFields:
+        completion = Completion.from_reward_arguments(queries, prompts, labels)
+        return fields_of(grader(completion.response, completion.label))
 
     return reward_func
-
-
-def reward_named(value: str) -> RewardFunc:
-    """The reward function of `domain:NAME` or `domain:NAME/GRADER`.
-
-    Raises:
-        ValueError: there is no such domain or grader.
-    """
-    return reward_function(*registry.named_in(value))
-
-
-def response_of(query: str, prompt: str, marker: str) -> str:
-    """The response inside a query (prompt and response, decoded together).
-
-    A tokenizer round trip can change white space or add a token at the front, and a prompt that is
-    too long loses its beginning. Then the prompt's end is looked for as its last 100 characters,
-    and as its last `marker` counted from the left. The first place found counts: a response that
-    writes a new assistant turn must not choose which part of it is graded.
-
-    Args:
-        marker: text near the prompt's end that a round trip keeps; what follows its last occurrence
-            in the prompt is taken for the response's.
-
-    Returns:
-        The text behind the prompt; the whole query if the prompt's end is not in it.
-    """
-    if query.startswith(prompt):
-        return query[len(prompt) :]
-    ends = []
-    tail = prompt[-100:]
-    at = query.find(tail)
-    if at >= 0:
-        ends.append(at + len(tail))
-    n_markers = prompt.count(marker)
-    pieces = query.split(marker, n_markers)
-    if len(pieces) == n_markers + 1:
-        ends.append(len(query) - len(pieces[-1]))
-    return query[min(ends, default=0) :]

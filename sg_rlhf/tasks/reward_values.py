@@ -11,6 +11,8 @@ import numbers
 from collections.abc import Mapping
 from typing import Any
 
+from sg_rlhf.tasks.reward import RewardFields
+
 #: Characters of a value in a message.
 LONGEST = 120
 NUMBER = "a number, or a list or tensor of one"
@@ -21,7 +23,7 @@ class RewardValueError(ValueError):
     """A reward function returned something that cannot be used; one line for the user."""
 
 
-def reward_fields(returned: Any) -> dict[str, Any]:
+def reward_fields(returned: Any) -> RewardFields:
     """``rewards``, ``scores`` and ``extra_logs`` of what a reward function returned.
 
     Args:

@@ -86,7 +86,6 @@ GUESS = Domain(
     name="guess",
     title="a letter to guess in three turns",
     grade=grade,
-    prompt_end="Guess:",
     environment=GuessEnvironment,
     data=generated_records(
         "Letters to guess, generated.",

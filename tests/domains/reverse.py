@@ -142,7 +142,6 @@ REVERSE = Domain(
     name="reverse",
     title="letters to write in the reverse order",
     grade=grade,
-    prompt_end=" =",
     settings=ReverseSettings,
     data=generated_records(
         "Letters to write in the reverse order, generated.",

@@ -28,7 +28,7 @@ from sg_rlhf.data_io.records import DataError
 from sg_rlhf.tasks.grade import Grade
 from sg_rlhf.tasks.kk.domain import KK
 from sg_rlhf.tasks.math.domain import MATH
-from sg_rlhf.tasks.reward import reward_function
+from sg_rlhf.tasks.reward import Completion, reward_function
 from sg_rlhf.tasks.search.domain import SEARCH
 
 #: Seconds of this process's processor time that one input may take.
@@ -99,11 +99,10 @@ def search(response: str) -> None:
 
 
 def rewards(response: str) -> None:
-    """The functions that OpenRLHF calls, with a prompt that ends anywhere in the query."""
+    """The functions that OpenRLHF calls."""
     for domain, label in ((KK, "(1) Zoey is a knight"), (SEARCH, '["a"]')):
-        found = within(
-            SECONDS, lambda d=domain, g=label: reward_function(d)([response], [response[:9]], [g])
-        )  # type: ignore[misc]
+        given = Completion(response[:9], response[9:], label).reward_arguments()
+        found = within(SECONDS, lambda d=domain, g=given: reward_function(d)(*g))  # type: ignore[misc]
         assert math.isfinite(found["rewards"]) and found["scores"] in (0.0, 1.0)
 
 

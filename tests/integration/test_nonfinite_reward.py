@@ -12,14 +12,16 @@ from tests.integration.conftest import Data, train
 pytestmark = [pytest.mark.integration, pytest.mark.full]
 
 REWARD = """
-from sg_rlhf.tasks.reward import reward_named
+from sg_rlhf.tasks.kk.domain import KK
+from sg_rlhf.tasks.reward import reward_function
 
+graded = reward_function(KK)
 calls = []
 
 def reward_func(queries, prompts, labels):
     calls.append(None)
     bad = {where}  # before grading: other threads call this meanwhile
-    found = reward_named("domain:kk")(queries, prompts, labels)
+    found = graded(queries, prompts, labels)
     if bad:
         found |= {{"rewards": float("nan"), "scores": float("nan")}}
     return found

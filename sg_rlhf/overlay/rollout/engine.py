@@ -303,16 +303,9 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class): 
         """
         try:
             self._convert_numbers(output)
-            return
         except reward_values.RewardValueError as error:
-            why = str(error)
-        text = tokenizer.decode(output["observation_tokens"], skip_special_tokens=False)
-        cause = getattr(self.executor, "reward_errors", {}).get(text)
-        if isinstance(cause, reward_values.RewardValueError):
-            why = str(cause)
-        elif cause is not None:
-            why = f"{type(cause).__name__}: {cause}"
-        raise reward_error(output, why, text)
+            text = tokenizer.decode(output["observation_tokens"], skip_special_tokens=False)
+            raise reward_error(output, str(error), text) from None
 
     def _convert_numbers(self, output: Response) -> None:
         reward, score = output.get("reward"), output.get("scores")

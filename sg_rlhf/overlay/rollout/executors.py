@@ -5,50 +5,106 @@ An executor turns a prompt into a response and its reward. The engine's actor ow
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-from collections.abc import Awaitable
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias
 
 from openrlhf.utils.agent import AgentExecutorBase, MultiTurnAgentExecutor, SingleTurnAgentExecutor
+from transformers import PreTrainedTokenizerBase
+from vllm import SamplingParams
 
 from sg_rlhf.overlay.reporting.errors import RewardError
+from sg_rlhf.overlay.rollout.samples import Response, reward_error
 from sg_rlhf.tasks import registry, reward_values
-from sg_rlhf.tasks.reward import reward_named
+from sg_rlhf.tasks.reward import Completion, RewardFields, fields_of
+
+Reward: TypeAlias = Callable[[Completion], Awaitable[RewardFields]]
 
 
 class StrictSingleTurnExecutor(SingleTurnAgentExecutor):  # type: ignore[misc]  # upstream has no types
-    """Keeps the exception of a failing reward function.
+    """Grades the response's own tokens, and stops where a reward function fails.
 
-    Upstream calls the reward function in a thread, logs whatever it raises and continues with
-    ``reward=None``. Here the exception is kept under the sample's text, so that the engine can stop
-    the run with its cause. An unusable return value is an error, too
-    (:mod:`sg_rlhf.tasks.reward_values`). An ``async`` reward function is awaited. ``domain:NAME``
-    in the place of a file is the domain's reward function.
+    Upstream decodes the prompt's tokens again, together with the response's, and leaves it to the
+    reward function where the response begins. It logs whatever a reward function raises and
+    continues with ``reward=None``.
+
+    Args:
+        remote_rm_url: ``reward.remote_url``; None without a reward function.
     """
 
-    def __init__(self, remote_rm_url: str | None = None) -> None:
-        super().__init__(remote_rm_url)
-        if self.reward_endpoints and self.reward_endpoints[0].startswith(registry.PREFIX):
-            self.reward_func = reward_named(self.reward_endpoints[0])
-        self.reward_errors: dict[str, BaseException] = {}
+    def __init__(self, remote_rm_url: list[str] | str | None = None) -> None:
+        super().__init__()  # it generates only
+        self._reward = reward_of(remote_rm_url) if remote_rm_url else None
 
-    async def _fetch_rewards_via_func(self, queries_list: list[str], *rest: list[str]) -> Any:
-        rewards = super()._fetch_rewards_via_func(queries_list, *rest)
-        return await self._keep_error(queries_list[0], rewards)
+    async def execute(
+        self,
+        prompt: str,
+        label: str,
+        sampling_params: SamplingParams,
+        max_length: int,
+        hf_tokenizer: PreTrainedTokenizerBase,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Response:
+        """Generate and grade a response.
 
-    async def _fetch_rewards_via_http(self, queries_list: list[str], *rest: list[str]) -> Any:
-        rewards = super()._fetch_rewards_via_http(queries_list, *rest)
-        return await self._keep_error(queries_list[0], rewards)
-
-    async def _keep_error(self, sample: str, rewards: Awaitable[Any]) -> Any:
+        Raises:
+            RewardError: the reward function raised, or returned no reward; one line with the
+                cause and the sample.
+        """
+        output: Response = await super().execute(
+            prompt, label, sampling_params, max_length, hf_tokenizer, *args, **kwargs
+        )
+        if self._reward is None:
+            return output
+        ((start, end),) = output["action_ranges"]
+        response = hf_tokenizer.decode(
+            output["observation_tokens"][start:end],
+            skip_special_tokens=False,
+            clean_up_tokenization_spaces=False,
+        )
         try:
-            (returned,) = await rewards  # upstream sends one prompt at a time
-            if inspect.isawaitable(returned):
-                returned = await returned
-            return [reward_values.reward_fields(returned)]
-        except BaseException as error:
-            self.reward_errors[sample] = error
-            raise
+            found = await self._reward(Completion(prompt, response, label))
+        except Exception as error:  # a user's code raises anything
+            known = isinstance(error, reward_values.RewardValueError)
+            why = str(error) if known else f"{type(error).__name__}: {error}"
+            raise reward_error(output, why, prompt + response) from error
+        output["reward"], output["scores"] = found["rewards"], found["scores"]
+        output["extra_logs"] = found["extra_logs"]
+        return output
+
+
+def reward_of(remote_rm_url: list[str] | str) -> Reward:
+    """The reward of ``reward.remote_url``: a domain's, a user's function, or servers'.
+
+    Args:
+        remote_rm_url: ``domain:NAME[/GRADER]``, a Python file, or servers' addresses.
+    """
+    endpoints = [remote_rm_url] if isinstance(remote_rm_url, str) else remote_rm_url
+    if endpoints[0].startswith(registry.PREFIX):
+        _, grader = registry.named_in(endpoints[0])
+
+        async def graded(completion: Completion) -> RewardFields:
+            # It may take seconds: other responses go on meanwhile.
+            grade = await asyncio.to_thread(grader, completion.response, completion.label)
+            return fields_of(grade)
+
+        return graded
+    upstream = SingleTurnAgentExecutor(endpoints)
+    fetch = (
+        upstream._fetch_rewards_via_func
+        if upstream.reward_func
+        else upstream._fetch_rewards_via_http
+    )
+
+    async def fetched(completion: Completion) -> RewardFields:
+        (returned,) = await fetch(*completion.reward_arguments())
+        if inspect.isawaitable(returned):  # of an async function
+            returned = await returned
+        return reward_values.reward_fields(returned)
+
+    return fetched
 
 
 def check_agent_rewards(executor: AgentExecutorBase) -> None:

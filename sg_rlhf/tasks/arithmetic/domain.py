@@ -26,8 +26,6 @@ ARITHMETIC = Domain(
     name="arithmetic",
     title="sums with a plain answer, for a small instruct model",
     grade=grade,
-    # The end of the last question; only the template's words stand between it and the response.
-    prompt_end="?",
     data="sg_rlhf.tasks.arithmetic.data:DATA",
     suite="sg_rlhf.tasks.arithmetic.suite:SUITE",
     source_titles={"sums_carry": "sums that carry", "sums_no_carry": "sums that carry nothing"},

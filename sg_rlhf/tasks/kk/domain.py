@@ -6,13 +6,11 @@ from functools import partial
 
 from sg_rlhf.tasks.domain import Domain
 from sg_rlhf.tasks.kk.grading import score
-from sg_rlhf.tasks.kk.prompt import THINK
 
 KK = Domain(
     name="kk",
     title="Knights & Knaves logic puzzles",
     grade=score,
-    prompt_end=THINK,
     data="sg_rlhf.tasks.kk.source:DATA",
     suite="sg_rlhf.tasks.kk.suite:SUITE",
     tiny="sg_rlhf.tasks.kk.tiny:TINY",

@@ -33,9 +33,6 @@ MATH = Domain(
     name="math",
     title="mathematics with a final answer in a box",
     grade=grade,
-    # The prompt's end but for the words that a tokenizer's clean-up could change. Where it is not
-    # found, the last box is the response's own, or the prompt's empty one, which is never right.
-    prompt_end="output the final answer within \\boxed{}.",
     data="sg_rlhf.tasks.math.source:DATA",
     suite="sg_rlhf.tasks.math.suite:SUITE",
     tiny="sg_rlhf.tasks.math.tiny:TINY",

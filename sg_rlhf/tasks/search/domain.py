@@ -27,8 +27,6 @@ SEARCH = Domain(
     name="search",
     title="questions to answer with a search engine",
     grade=grade,
-    # Near the prompt's end in every style and chat template.
-    prompt_end="Question:",
     data="sg_rlhf.tasks.search.source:DATA",
     settings="sg_rlhf.tasks.search.settings:SearchSettings",
     check="sg_rlhf.tasks.search.retriever.client:check",

@@ -54,16 +54,6 @@ def test_every_part_of_a_domain_is_there(name):
         assert callable(load(domain.check))
 
 
-@pytest.mark.parametrize("name", ["kk", "math", "search", PLACE])
-def test_a_demonstration_ends_where_its_reward_looks(name):
-    """The reward's marker stands in the prompts that the domain's tiny model is shown."""
-    domain = registry.find(name)
-    tiny = load(domain.tiny)
-    prompt, response = next(tiny.recipe.texts(0, clean=True))
-    assert domain.prompt_end in prompt
-    assert domain.prompt_end not in response
-
-
 def test_listing_the_domains_imports_nothing_heavy():
     code = (
         "import sys; from sg_rlhf.tasks import registry; registry.domains()\n"
@@ -81,7 +71,7 @@ def test_listing_the_domains_imports_nothing_heavy():
         ("kkk", "domain 'kkk': expected one of kk, math, search, .*; did you mean kk?"),
         ("nowhere.at_all:X", "nowhere.at_all:X: no module nowhere"),
         ("sg_rlhf.tasks.kk.domain:KNAVES", "no KNAVES in sg_rlhf.tasks.kk.domain"),
-        ("sg_rlhf.tasks.kk.domain:THINK", "is str, expected a Domain"),
+        ("sg_rlhf.tasks.kk.prompt:THINK", "is str, expected a Domain"),
         ("sg_rlhf.tasks.kk.domain:", "expected package.module:NAME"),
     ],
 )
@@ -117,10 +107,10 @@ def test_a_wrong_variable_is_one_line(value, message, monkeypatch, capsys, tmp_p
     assert capsys.readouterr().err.count("\n") == 1
 
 
-ANOTHER_KK = Domain("kk", "", REVERSE.grade, "", REVERSE.data)
+ANOTHER_KK = Domain("kk", "", REVERSE.grade, REVERSE.data)
 
 
-WITHOUT_DATA = Domain("bare", "", REVERSE.grade, "")
+WITHOUT_DATA = Domain("bare", "", REVERSE.grade)
 
 
 def test_a_domain_without_a_data_command(capsys, monkeypatch, tmp_path):

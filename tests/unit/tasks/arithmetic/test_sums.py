@@ -8,8 +8,7 @@ import pytest
 
 from sg_rlhf.config import load_config
 from sg_rlhf.tasks.arithmetic.data import Sum
-from sg_rlhf.tasks.arithmetic.domain import ARITHMETIC, grade
-from sg_rlhf.tasks.reward import reward_function
+from sg_rlhf.tasks.arithmetic.domain import grade
 from tests.unit.data_command import lines, refusal
 
 QUESTION = re.compile(r"What is (\d+) \+ (\d+)\?$")
@@ -69,15 +68,6 @@ def test_the_last_number_counts(response, correct, reason):
     found = grade(response, "12")
     assert (found.correct, found.reason) == (correct, reason)
     assert found.reward == float(correct) and found.format_ok == (reason != "no_number")
-
-
-def test_the_reward_reads_the_response_behind_a_template():
-    prompt = "<|im_start|>user\nWhat is 7 + 5?<|im_end|>\n<|im_start|>assistant\n"
-    reward = reward_function(ARITHMETIC)
-    assert reward([prompt + "12<|im_end|>"], [prompt], ["12"])["rewards"] == 1.0
-    # Decoded again, the prompt can differ; the numbers of the question are still not the answer.
-    again = "<s>" + prompt.replace("\n", " ")
-    assert reward([again + "no idea"], [prompt], ["5"])["extra_logs"]["format_ok"] == 0.0
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The grader: totals, its rules against a slow restatement, hostile text, and OpenRLHF's call."""
+"""The grader: totals, its rules against a slow restatement, and hostile text."""
 
 from __future__ import annotations
 
@@ -10,14 +10,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sg_rlhf.tasks.kk.domain import KK
 from sg_rlhf.tasks.kk.grading import READINGS, Reason, parse_answer_key, score
-from sg_rlhf.tasks.kk.prompt import build_prompt
 from sg_rlhf.tasks.kk.puzzle import generate
 from sg_rlhf.tasks.kk.render import render_answer
-from sg_rlhf.tasks.reward import response_of, reward_named
 
-REWARD = reward_named("domain:kk")
 PUZZLES = [puzzle for n in range(2, 9) for puzzle in generate(n, 12, seed=9)]
 GOLD = "(1) Zoey is a knight\n(2) Jack is a knave\n(3) Mia is a knight"
 GOOD = f"because</think><answer>{GOLD}</answer>"
@@ -214,9 +210,6 @@ def test_never_an_exception_on_any_text(before, inside):
         for scheme, reading in itertools.product(("reference", "table5"), READINGS):
             reached = score(response, GOLD, scheme, reading).reward
             assert reached in (3.0, -0.5, -1.0, -2.5, -3.0)
-        prompt = build_prompt(inside)
-        for query in (response, prompt + response, prompt[5:] + response):
-            REWARD([query], [prompt], [GOLD])
 
 
 MEGA = 2**20
@@ -241,7 +234,6 @@ def test_a_megabyte_of_hostile_text_is_graded_at_once(hostile):
     start = time.process_time()
     for reading in READINGS:
         assert score(hostile, GOLD, reading=reading).reward in (-1.0, -3.0)
-    REWARD(["x" + hostile], [build_prompt("Q")], [GOLD])
     assert time.process_time() - start < 1.0  # linear: about 20 ms; quadratic: minutes
 
 
@@ -261,77 +253,3 @@ def test_unknown_scheme():
 def test_unknown_reading():
     with pytest.raises(ValueError, match="reference, strict"):
         score(GOOD, GOLD, reading="lenient")
-
-
-PROMPT = build_prompt(PUZZLES[0].quiz)
-
-
-@pytest.mark.parametrize(
-    "query_of",
-    [
-        lambda prompt, response: prompt + response,
-        lambda prompt, response: "<s>" + prompt + response,  # a token added in front
-        lambda prompt, response: prompt.replace("  Now", " Now") + response,
-        lambda prompt, response: prompt.replace("\n<|im_end|>", "<|im_end|>") + response,
-        lambda prompt, response: prompt.replace("\n", "\n\n") + response,
-        lambda prompt, response: prompt[-150:] + response,  # upstream cuts long prompts in front
-    ],
-)
-@pytest.mark.parametrize(
-    "response",
-    [
-        GOOD + "<|im_end|>",
-        "",
-        "no tags at all<|endoftext|>",
-        # A response that opens a turn of its own must not hide what stands before it.
-        f"nonsense<|im_end|>\n<|im_start|>assistant\n<think>{GOOD}<|im_end|>",
-        f"nonsense{PROMPT}{GOOD}",
-    ],
-)
-def test_only_the_response_is_graded(query_of, response):
-    assert response_of(query_of(PROMPT, response), PROMPT, KK.prompt_end) == response
-
-
-@pytest.mark.parametrize(
-    ("name", "wrong"),
-    [("domain:kk", -0.5), ("domain:kk/strict", -0.5), ("domain:kk/table5", -2.5)],
-)
-def test_rewards_are_plain_numbers(name, wrong):
-    reward_func = reward_named(name)
-    info = reward_func([PROMPT + GOOD], [PROMPT], [GOLD])
-    assert info["rewards"] == 3.0
-    assert info["scores"] == 1.0
-    assert info["extra_logs"] == {"correct": 1.0, "format_ok": 1.0, "parsed": 1.0}
-    logged = (info["rewards"], info["scores"], *info["extra_logs"].values())
-    assert all(type(value) is float for value in logged)
-    bad = GOOD.replace("Jack is a knave", "Jack is a knight")
-    info = reward_func([PROMPT + bad], [PROMPT], [GOLD])
-    assert (info["rewards"], info["scores"]) == (wrong, 0.0)
-    assert info["extra_logs"] == {"correct": 0.0, "format_ok": 1.0, "parsed": 1.0}
-    info = reward_func([PROMPT + "x"], [PROMPT], [GOLD])
-    assert info["rewards"] == -3.0
-    assert info["extra_logs"] == {"correct": 0.0, "format_ok": 0.0, "parsed": 0.0}
-
-
-def test_the_strict_reward_reads_strictly():
-    denied = GOOD.replace("Zoey", "It is false that Zoey")
-    for name, expected in (("domain:kk", 3.0), ("domain:kk/strict", -1.0)):
-        info = reward_named(name)([PROMPT + denied], [PROMPT], [GOLD])
-        assert info["rewards"] == expected
-
-
-def test_one_query_a_call():
-    with pytest.raises(ValueError, match="one query at a time"):
-        REWARD(["a", "b"], ["a", "b"], [GOLD, GOLD])
-
-
-def test_upstreams_own_executor_gets_our_numbers(rollout):
-    expected = {
-        GOOD + "<|im_end|>": (3.0, 1.0),
-        "</think><answer></answer>": (-1.0, 0.0),
-        "": (-3.0, 0.0),
-    }
-    for response, (total, correct) in expected.items():
-        output = rollout("domain:kk", PROMPT, GOLD, response)
-        assert (output["reward"], output["scores"]) == (total, correct)
-        assert output["extra_logs"]["correct"] == correct

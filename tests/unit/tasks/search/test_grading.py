@@ -8,8 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sg_rlhf.tasks.reward import response_of, reward_named
-from sg_rlhf.tasks.search.domain import SEARCH
 from sg_rlhf.tasks.search.grading import (
     SCHEMES,
     normalise,
@@ -18,9 +16,6 @@ from sg_rlhf.tasks.search.grading import (
     score,
     token_f1,
 )
-from sg_rlhf.tasks.search.prompt import build_prompt
-
-# -- Exact match and token F1: normalisation, schemes, and golds that normalise to nothing -------
 
 
 @pytest.mark.parametrize(
@@ -115,41 +110,3 @@ def test_labels_that_are_no_list_of_golds(label: str) -> None:
 @given(st.lists(st.text(min_size=1).filter(str.strip), min_size=1))
 def test_labels_give_the_golds_back(golds: list[str]) -> None:
     assert parse_golds(json.dumps(golds)) == tuple(golds)
-
-
-# -- The reward in OpenRLHF's form: the response alone is graded ---------------------------------
-
-
-REWARD = reward_named("domain:search")
-PROMPT = (
-    "<|im_start|>user\n" + build_prompt("What is the capital of China") + "<|im_end|>\n"
-    "<|im_start|>assistant\n"
-)
-
-
-def reward(response: str, label: str = '["Beijing"]', query: str | None = None) -> float:
-    result = REWARD([query or PROMPT + response], [PROMPT], [label])
-    assert result["scores"] == result["extra_logs"]["correct"]
-    return float(result["rewards"])
-
-
-def test_the_prompts_example_answer_is_not_graded() -> None:
-    assert reward("I do not know") == -1.0
-    assert reward("<answer> Paris </answer>") == -1.0
-    assert reward("<think> hm </think> <answer> beijing. </answer>") == 1.0
-    assert reward("<answer> Beijing", '["Beijing"]') == -1.0
-
-
-def test_nor_where_a_tokenizer_changed_the_prompt() -> None:
-    changed = PROMPT.replace("Answer the", "Answer  the")
-    assert reward("", query=changed + "no answer") == -1.0
-    assert reward("", query=changed + "<answer>Beijing</answer>") == 1.0
-    cut = response_of(PROMPT[-150:] + "mine", PROMPT, SEARCH.prompt_end)
-    assert cut.endswith("mine") and "<answer>" not in cut
-
-
-def test_bad_calls_and_labels_are_refused() -> None:
-    with pytest.raises(ValueError, match="expected a JSON array"):
-        reward("x", "Beijing")
-    with pytest.raises(ValueError, match="one query at a time"):
-        REWARD(["a", "b"], ["a", "b"], ["c", "d"])
