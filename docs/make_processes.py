@@ -72,7 +72,7 @@ ARROWS = (
     Arrow("M600 126 V224", "3 score, 4 train", 612, 196,
           "overlay/controller/trainer.py", "_update_policy"),
     Arrow("M690 126 L850 224", "3 score", 792, 168,
-          "overlay/learner/experience_maker.py", "make_experience"),
+          "overlay/learner/experience_maker.py", "score"),
     Arrow("M550 355 V397 H230 V359", "5 weight sync: the new weights", 242, 389,
           "overlay/weight_sync/sender.py", "WeightSync"),
     Arrow("M110 355 V437 H640 V359", "6 check: log-probs of the same samples", 242, 429,

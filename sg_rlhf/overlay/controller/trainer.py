@@ -33,7 +33,7 @@ from sg_rlhf.overlay.controller.metric_log import MetricLog
 from sg_rlhf.overlay.controller.rollout_stats import rollout_stats
 from sg_rlhf.overlay.controller.sample_log import SampleLog
 from sg_rlhf.overlay.learner import nonfinite
-from sg_rlhf.overlay.learner.experience_maker import ExperienceMaker
+from sg_rlhf.overlay.learner.experience_maker import ExperienceMaker, ScoredRollout
 from sg_rlhf.overlay.reporting import activity, graceful_stop
 from sg_rlhf.overlay.reporting.errors import NonFiniteError, RunStopped, Terminated
 from sg_rlhf.overlay.reporting.timing import PhaseTimer
@@ -90,12 +90,17 @@ class Controller:
             if kl.target
             else FixedKLController(initial)
         )
+        self._clock = PhaseTimer(on_change=self._report_section)
         self._generator = SamplesGenerator(args, self._prompts, tokenizer)
+        self._generator.clock = self._clock
         self._experience_maker = ExperienceMaker(
-            args, policy, reference, reward, self._kl_controller, tokenizer.pad_token_id
-        )
-        self._clock = self._generator.clock = self._experience_maker.clock = PhaseTimer(
-            on_change=self._report_section
+            args,
+            policy,
+            reference,
+            reward,
+            self._kl_controller,
+            tokenizer.pad_token_id,
+            self._clock,
         )
         self._log = MetricLog(args, self._run_dir)
         self._sample_log = SampleLog(args, tokenizer)
@@ -239,16 +244,14 @@ class Controller:
         """
         self._tokens_in_rollout = sum(int(s.action_mask.sum()) for s in samples)
         self._submit_next_rollouts(samples)
-        maker = self._experience_maker
-        maker.rollout = self._global_step
         # A thread of the async buffer must not restart an engine meanwhile: that calls the ranks.
         with self._engines.trainer_lock:
-            experiences = maker.make_experience_batch(samples)
+            scored = self._experience_maker.score(samples, self._global_step)
             with self._clock.section("logging"):
-                stats = self._log_rollout(samples, experiences)
+                stats = self._log_rollout(samples, scored.micro_batches)
             with self._clock.section("hand_over"):
-                self._send_to_ranks(experiences)
-            metrics = self._update_policy()
+                self._send_to_ranks(scored.micro_batches)
+            metrics = self._update_policy(scored)
             log_prob_check.warn_of_mismatch(metrics, self.args, self._global_step + 1)
             self._sync.version = self._global_step + 1
             self._sync_weights()
@@ -267,10 +270,10 @@ class Controller:
             self._tokens_in_rollout + dropped, int(metrics.get("sg/n_tokens", 0))
         )
         metrics |= stats | self._staleness | progress | self._sync_metrics
-        if maker.idle_fraction is not None:
-            metrics["batches/waiting_share"] = maker.idle_fraction
-        if maker.empty_responses:
-            metrics["rollout/empty_responses"] = float(maker.empty_responses)
+        if scored.idle_fraction is not None:
+            metrics["batches/waiting_share"] = scored.idle_fraction
+        if scored.empty_responses:
+            metrics["rollout/empty_responses"] = float(scored.empty_responses)
         metrics["engines/replaced"] = self._engines.pop_replacement_count()
         return metrics, optimizer_steps
 
@@ -306,7 +309,7 @@ class Controller:
     def _send_to_ranks(self, experiences: list[Experience]) -> None:
         ray.get(self._policy.async_run_method_batch(method_name="append", experience=experiences))
 
-    def _update_policy(self) -> dict[str, Any]:
+    def _update_policy(self, rollout: ScoredRollout) -> dict[str, Any]:
         """Update the policy on the samples that its ranks have (:mod:`.learner.actor`).
 
         Raises:
@@ -316,10 +319,10 @@ class Controller:
         with self._clock.section("ppo_train"):
             if sleeps:
                 self._call_ranks("reload_states")
-            if self._experience_maker.pending_reference is not None:
+            if rollout.pending_reference is not None:
                 # Not waited for: a rank runs its calls in order.
                 self._policy.async_run_method(
-                    method_name="set_reference", results=self._experience_maker.pending_reference
+                    method_name="set_reference", results=rollout.pending_reference
                 )
             metrics: dict[str, Any] = {}
             for of_rank in self._call_ranks("update", kl_coefficient=self._kl_controller.value):
@@ -328,7 +331,7 @@ class Controller:
                 self._call_ranks("offload_states")
         with self._clock.section("logging"):
             if self.args.sg.on_nonfinite == "skip":
-                rows = nonfinite.collect_rows(metrics, self._experience_maker.skipped_rows)
+                rows = nonfinite.collect_rows(metrics, rollout.masked_rows)
                 step = self._global_step + 1
                 self._log.write(jsonl_log.NONFINITE, [{"global_step": step, **r} for r in rows])
                 if nonfinite.STOP in metrics:

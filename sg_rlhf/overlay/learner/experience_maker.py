@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from argparse import Namespace
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -28,18 +29,33 @@ from sg_rlhf.overlay.learner import (
 from sg_rlhf.overlay.reporting.timing import PhaseTimer
 
 
+@dataclass(frozen=True)
+class ScoredRollout:
+    """A rollout with all that the update reads.
+
+    Attributes:
+        micro_batches: all of the first rank, all of the second, and so on.
+        masked_rows: rows of ``nonfinite.jsonl`` about samples that were masked.
+        empty_responses: responses without a token.
+        idle_fraction: of the update, see
+            :func:`sg_rlhf.overlay.learner.micro_batches.dp_idle_fraction`; None if unknown.
+        pending_reference: log-probs that are computed during the update; None if they were computed
+            before.
+    """
+
+    micro_batches: list[Experience]
+    masked_rows: list[dict[str, Any]]
+    empty_responses: int
+    idle_fraction: float | None
+    pending_reference: overlapped_reference.PendingLogProbs | None
+
+
 class ExperienceMaker:
     """Turns a rollout's samples into experience: log-probs, KL, rewards, advantages.
 
     Args:
         reference: the reference model's ranks; None without a KL.
         reward: the reward model's ranks; None where the samples have their rewards.
-
-    Attributes:
-        idle_fraction: of the latest update, see
-            :func:`sg_rlhf.overlay.learner.micro_batches.dp_idle_fraction`; None if unknown.
-        pending_reference: log-probs of the latest rollout that are computed during the update; None
-            if they were computed before.
     """
 
     def __init__(
@@ -50,47 +66,50 @@ class ExperienceMaker:
         reward: RayActorGroup | None,
         kl_controller: AdaptiveKLController | FixedKLController,
         pad_token_id: int,
+        clock: PhaseTimer,
     ) -> None:
-        self.args = args
+        self.args, self._clock = args, clock
         self._policy, self._reference, self._reward = policy, reference, reward
         self._kl_controller, self._pad_token_id = kl_controller, pad_token_id
         self._update_computes_old = old_log_probs.rule_of(args).of != "all"
         self._overlaps_reference = reference is not None and overlapped_reference.can_overlap(args)
-        self.clock = PhaseTimer()
-        self.rollout = 0
-        self.idle_fraction: float | None = None
-        self.skipped_rows: list[dict[str, Any]] = []
-        self.empty_responses = 0
-        self.pending_reference: overlapped_reference.PendingLogProbs | None = None
 
-    def make_experience_batch(self, rollout_samples: list[Experience]) -> list[Experience]:
+    def score(self, samples: list[Experience], rollout: int) -> ScoredRollout:
         """Score a rollout and cut it into the micro-batches that the ranks train.
 
-        Returns:
-            Micro-batches: all of the first rank, all of the second, and so on.
+        Args:
+            rollout: rollouts trained before; seeds the order of the samples.
+
+        Raises:
+            NonFiniteError: a value is not finite, and ``sg.on_nonfinite=stop``.
         """
-        with self.clock.section("make_experience"):
-            for i, sample in enumerate(rollout_samples):
+        with self._clock.section("make_experience"):
+            for i, sample in enumerate(samples):
                 sample.index = [i]
-            batches = micro_batches.scoring_micro_batches(rollout_samples, self.args)
-            experiences = micro_batches.concat(rollout_samples, batches, self._pad_token_id)
-            experiences = self.make_experience(experiences)
-            self.add_advantages(experiences)
-            experiences = micro_batches.training_micro_batches(
-                experiences, self.args, self.rollout, self._pad_token_id
+            batches = micro_batches.scoring_micro_batches(samples, self.args)
+            scored = micro_batches.concat(samples, batches, self._pad_token_id)
+            self.add_scores(scored)
+            # Before samples are masked: a masked sample has no tokens, but a valid reward.
+            has_tokens = [e.action_mask.bool().any(dim=-1) for e in scored]
+            masked_rows = nonfinite.check_samples(
+                scored, self.args.rollout.n_samples_per_prompt, self.args.sg.on_nonfinite
             )
+            advantages.add_advantages(scored, has_tokens, self.args, self._kl_controller.value)
+            trained = micro_batches.training_micro_batches(
+                scored, self.args, rollout, self._pad_token_id
+            )
+            idle_fraction = pending = None
             if micro_batches.balances_micro_batches(self.args):
-                self.idle_fraction = micro_batches.dp_idle_fraction(experiences, self.args)
+                idle_fraction = micro_batches.dp_idle_fraction(trained, self.args)
             if self._reference is not None and self._overlaps_reference:
-                self.pending_reference = overlapped_reference.submit(
-                    self._reference, experiences, self.args
-                )
-            for experience in experiences:
+                pending = overlapped_reference.submit(self._reference, trained, self.args)
+            for experience in trained:
                 experience.info[micro_batches.SAMPLE_INDEX] = torch.tensor(experience.index)
-            return experiences
+            empty_responses = sum(int((~rows).sum()) for rows in has_tokens)
+            return ScoredRollout(trained, masked_rows, empty_responses, idle_fraction, pending)
 
     @torch.no_grad()
-    def make_experience(self, samples_list: list[Experience]) -> list[Experience]:
+    def add_scores(self, samples_list: list[Experience]) -> None:
         """Run the models' forward passes and add log-probs, rewards and KL to the samples.
 
         The policy's pass is skipped if the update computes the old log-probs
@@ -134,7 +153,6 @@ class ExperienceMaker:
             if rewards_B is not None:
                 sample.rewards = sample.info["reward"] = rewards_B
             self._add_log_probs(sample, log_probs_BT, reference_BT)
-        return samples_list
 
     def _start_pass(
         self, name: str, group: RayActorGroup, wait: bool, **inputs: list[Any]
@@ -144,7 +162,7 @@ class ExperienceMaker:
         Args:
             wait: whether it shares GPUs with the next model, so that it must finish first.
         """
-        with self.clock.section(name):
+        with self._clock.section(name):
             references: list[ObjectRef] = group.async_run_method_batch(
                 method_name="forward", **inputs
             )
@@ -162,7 +180,7 @@ class ExperienceMaker:
         """Results of a pass per micro-batch, zero outside the response; Nones for no pass."""
         if references is None:
             return [None] * len(samples)
-        with self.clock.section(name):
+        with self._clock.section(name):
             per_rank = ray.get(references)
         results = list(itertools.chain.from_iterable(per_rank))
         # Later products with the mask would keep a NaN.
@@ -202,20 +220,3 @@ class ExperienceMaker:
         sample.kl = kl_BT
         sample.action_log_probs = log_probs_BT
         sample.base_action_log_probs = reference_BT if kl_settings.use_loss else None
-
-    def add_advantages(self, experiences: list[Experience]) -> None:
-        """Check that the samples are finite, and add advantages to them.
-
-        Args:
-            experiences: the rollout in batches of any size; changed in place.
-
-        Raises:
-            NonFiniteError: a value is not finite, and ``sg.on_nonfinite=stop``.
-        """
-        # Before samples are masked: a masked sample has no tokens, but a valid reward.
-        has_tokens = [e.action_mask.bool().any(dim=-1) for e in experiences]
-        self.empty_responses = sum(int((~rows).sum()) for rows in has_tokens)
-        self.skipped_rows = nonfinite.check_samples(
-            experiences, self.args.rollout.n_samples_per_prompt, self.args.sg.on_nonfinite
-        )
-        advantages.add_advantages(experiences, has_tokens, self.args, self._kl_controller.value)

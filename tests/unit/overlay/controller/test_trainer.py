@@ -27,6 +27,7 @@ from sg_rlhf.overlay.controller.sample_log import SampleLog
 from sg_rlhf.overlay.controller.trainer import Controller
 from sg_rlhf.overlay.driver import run as cli
 from sg_rlhf.overlay.learner.actor import resumed_rates
+from sg_rlhf.overlay.learner.experience_maker import ScoredRollout
 from sg_rlhf.overlay.reporting import activity
 from sg_rlhf.overlay.reporting import terminal as progress
 from sg_rlhf.overlay.reporting.errors import (
@@ -344,9 +345,8 @@ def test_responses_without_a_token_are_counted(
     monkeypatch: pytest.MonkeyPatch, empty: int, found: float | None
 ) -> None:
     made = trainer()
-    made._experience_maker = SimpleNamespace(
-        empty_responses=empty, idle_fraction=None, make_experience_batch=lambda _samples: []
-    )
+    scored = ScoredRollout([], [], empty, None, None)
+    made._experience_maker = SimpleNamespace(score=lambda _samples, _rollout: scored)
     made._engines = SimpleNamespace(
         pop_replacement_count=lambda: 0, trainer_lock=threading.Condition()
     )
@@ -358,7 +358,7 @@ def test_responses_without_a_token_are_counted(
     monkeypatch.setattr(made._sample_log, "frac_tokens_without_text", lambda _experiences: 0.0)
     monkeypatch.setattr(made._sample_log, "example", lambda _experiences: ["", 1.0])
     monkeypatch.setattr(made, "_send_to_ranks", lambda _experiences: None)
-    monkeypatch.setattr(made, "_update_policy", dict)
+    monkeypatch.setattr(made, "_update_policy", lambda _scored: {})
     monkeypatch.setattr(made, "_sync_weights", lambda: None)
     metrics, _ = made.train_step([])
     assert metrics.get("rollout/empty_responses") == found and made._global_step == 1

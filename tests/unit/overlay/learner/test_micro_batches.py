@@ -24,6 +24,7 @@ from sg_rlhf.overlay.driver.arguments import upstream_arguments
 from sg_rlhf.overlay.learner import micro_batches
 from sg_rlhf.overlay.learner.experience_maker import ExperienceMaker
 from sg_rlhf.overlay.learner.replay_buffer import BalancedBuffer, UpdateBatching
+from sg_rlhf.overlay.reporting.timing import PhaseTimer
 from sg_rlhf.plan.shapes import shape_of
 from sg_rlhf.plan.time import sequence_flops
 from tests.unit.overlay.learner.test_update import CONFIGS
@@ -85,17 +86,16 @@ class Maker(ExperienceMaker):
 
     def __init__(self, args: Any) -> None:
         kl: Any = SimpleNamespace(value=0.0)
-        super().__init__(args, None, None, None, kl, PAD)  # type: ignore[arg-type]
+        super().__init__(args, None, None, None, kl, PAD, PhaseTimer())  # type: ignore[arg-type]
         self.passes: list[Any] = []
 
-    def make_experience(self, samples_list: list[Any]) -> list[Any]:
+    def add_scores(self, samples_list: list[Any]) -> None:
         self.passes = samples_list
         for sample in samples_list:
             sample.action_log_probs = -0.01 * sample.sequences[:, 1:].float()
             sample.base_action_log_probs = sample.action_log_probs - 0.1
             sample.kl = torch.zeros_like(sample.action_log_probs)
             sample.info["kl"] = sample.kl.sum(dim=-1)
-        return samples_list
 
 
 class Rank:
@@ -157,11 +157,10 @@ def places(experiences: list[Any]) -> list[int]:
 @pytest.mark.parametrize("packed", [True, False])
 def test_each_rank_trains_what_it_was_dealt_in_that_order(packed: bool) -> None:
     args = arguments(f"ds.packing_samples={packed}", "data.max_len=128")
-    maker = Maker(args)
-    maker.rollout = 3
     samples = rollout(longest=200)
     lengths = [int(s.total_length) for s in samples]
-    ranks = ranks_of(args, maker.make_experience_batch(samples))
+    scored = Maker(args).score(samples, 3)
+    ranks = ranks_of(args, scored.micro_batches)
     steps = balance.optimizer_steps(SAMPLES, STEP, args.train.seed, 3)
     costs = [sequence_flops(shape_of(args.actor.model_name_or_path), n) for n in lengths]
     dealt = balance.variable_size_steps(
@@ -182,7 +181,7 @@ def test_each_rank_trains_what_it_was_dealt_in_that_order(packed: bool) -> None:
         [of(lengths[i] for i in samples) for of_step in dealt for samples in of_step[r]]
         for r in range(RANKS)
     ]
-    assert maker.idle_fraction == pytest.approx(balance.idle_fraction(tokens))
+    assert scored.idle_fraction == pytest.approx(balance.idle_fraction(tokens))
 
 
 def test_the_passes_before_the_update_are_filled_and_balanced() -> None:
@@ -192,7 +191,7 @@ def test_the_passes_before_the_update_are_filled_and_balanced() -> None:
             "actor.num_gpus_per_node", "ref.num_gpus_per_node", "vllm.num_engines",
         )]  # fmt: skip
         maker = Maker(arguments("data.max_len=60", "sg.share_prompts=false", *counts))
-        maker.make_experience_batch(rollout())
+        maker.score(rollout(), 0)
         tokens = [int(e.attention_mask.sum()) for e in maker.passes]
         own = len(tokens) // ranks
         assert max(tokens) <= 240
@@ -209,7 +208,7 @@ def test_one_rank_fills_its_micro_batches_unless_it_shares_prompts(
     for shares, most in ((False, 100), (True, None)):
         args = arguments(*one, "ds.attn_implementation=varlen", f"sg.share_prompts={shares}")
         args.data.max_len = 50
-        (rank,) = ranks_of(args, Maker(args).make_experience_batch(rollout()), 1)
+        (rank,) = ranks_of(args, Maker(args).score(rollout(), 0).micro_batches, 1)
         sizes = [len(samples) for samples in rank.trained()]
         lengths = [int(s.total_length) for s in rollout()]
         if most is None:
@@ -235,7 +234,7 @@ def test_what_a_sample_is_trained_on_does_not_depend_on_the_dealing(
             monkeypatch.setattr(micro_batches, "balances_micro_batches", lambda _args: False)
             monkeypatch.setattr(micro_batches, "training_micro_batches", lambda given, *_: given)
         args = arguments()
-        trained[way] = by_place(ranks_of(args, Maker(args).make_experience_batch(rollout())))
+        trained[way] = by_place(ranks_of(args, Maker(args).score(rollout(), 0).micro_batches))
     lengths = [int(s.total_length) for s in rollout()]
     for place, ours in trained["balanced"].items():
         theirs = trained["upstream"][place]
@@ -267,7 +266,7 @@ def advantages_of(rewards: list[float], estimator: str, *settings: str) -> tuple
         sample.info = {"reward": sample.rewards}
     groups = [f"rollout.n_samples_per_prompt={EIGHT}", f"rollout.batch_size={SAMPLES // EIGHT}"]
     maker = Maker(arguments(f"algo.advantage.estimator={estimator}", *groups, *settings))
-    experiences = maker.make_experience_batch(samples)
+    experiences = maker.score(samples, 0).micro_batches
     found = torch.zeros(SAMPLES)
     for e in experiences:
         for index, row_T, mask_T in zip(e.index, e.advantages, e.action_mask.bool(), strict=True):
@@ -307,9 +306,8 @@ def test_a_resumed_run_forms_the_same_batches_and_the_next_rollout_others() -> N
     args = arguments()
     found = []
     for number in (5, 5, 6):
-        maker = Maker(args)
-        maker.rollout = number
-        found.append([r.trained() for r in ranks_of(args, maker.make_experience_batch(rollout()))])
+        experiences = Maker(args).score(rollout(), number).micro_batches
+        found.append([r.trained() for r in ranks_of(args, experiences)])
     assert found[0] == found[1] != found[2]
 
 
@@ -317,10 +315,9 @@ def test_dynamic_batches_get_their_optimizer_steps_from_the_same_draw() -> None:
     """Upstream cuts a rank's samples of a step into micro-batches by tokens."""
     args = arguments(*DYNAMIC)
     maker = Maker(args)
-    maker.rollout = 3
-    experiences = maker.make_experience_batch(rollout())
-    assert sorted(places(maker.passes)) == list(range(SAMPLES)) and maker.idle_fraction is None
-    ranks = ranks_of(args, experiences)
+    scored = maker.score(rollout(), 3)
+    assert sorted(places(maker.passes)) == list(range(SAMPLES)) and scored.idle_fraction is None
+    ranks = ranks_of(args, scored.micro_batches)
     steps = balance.optimizer_steps(SAMPLES, STEP, args.train.seed, 3)
     own = STEP // RANKS
     tokens = []
@@ -347,7 +344,7 @@ def test_the_mean_over_prompts_of_all_ranks_is_that_of_the_optimizer_step(
     args = arguments("actor.loss_agg_mode=prompt-mean", *way)
     samples = rollout()
     samples[BAD].action_mask = torch.zeros_like(samples[BAD].action_mask)
-    ranks = ranks_of(args, Maker(args).make_experience_batch(samples))
+    ranks = ranks_of(args, Maker(args).score(samples, 0).micro_batches)
     alone: list[list[Any]] = []
 
     def epoch(r: int, others: list[Any]) -> Any:

@@ -15,10 +15,11 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from transformers import GPT2Config, LlamaConfig, Qwen2Config
 
 from sg_rlhf.overlay.learner import old_log_probs, overlapped_reference
-from sg_rlhf.overlay.learner.experience_maker import ExperienceMaker
+from sg_rlhf.overlay.learner.experience_maker import ExperienceMaker, ScoredRollout
 from sg_rlhf.overlay.learner.old_log_probs import has_train_time_noise
 from sg_rlhf.overlay.learner.update import SGActorPPOTrainer
 from sg_rlhf.overlay.reporting.errors import NonFiniteError
+from sg_rlhf.overlay.reporting.timing import PhaseTimer
 from tests.unit.overlay.learner.test_update import (
     ALGORITHMS,
     MICRO_BATCH,
@@ -272,7 +273,8 @@ class Maker(ExperienceMaker):
     def __init__(self, args: Any) -> None:
         self.asked: list[str] = []
         kl: Any = SimpleNamespace(value=0.1)
-        super().__init__(args, self.group("policy"), self.group("reference"), None, kl, 0)
+        policy, reference = self.group("policy"), self.group("reference")
+        super().__init__(args, policy, reference, None, kl, 0, PhaseTimer())
 
     def group(self, name: str) -> Any:
         def run(method_name: str, **kwargs: Any) -> list[Any]:
@@ -285,7 +287,7 @@ class Maker(ExperienceMaker):
         return SimpleNamespace(async_run_method_batch=run, async_run_method=run)
 
 
-def made(monkeypatch: pytest.MonkeyPatch, *overrides: str) -> tuple[Maker, list[Experience]]:
+def made(monkeypatch: pytest.MonkeyPatch, *overrides: str) -> tuple[Maker, ScoredRollout]:
     monkeypatch.setattr(ray, "get", lambda refs: refs)
     monkeypatch.setattr(ray, "put", lambda value: value)
     args = arguments("grpo", "algo.advantage.estimator=reinforce", TWO_STEPS, *overrides)
@@ -296,17 +298,18 @@ def made(monkeypatch: pytest.MonkeyPatch, *overrides: str) -> tuple[Maker, list[
         sample.prompts, sample.labels = [f"prompt {i}"], [""]
         sample.action_log_probs = sample.base_action_log_probs = None
         sample.advantages = sample.rollout_log_probs = None
-    return maker, maker.make_experience_batch(samples)
+    return maker, maker.score(samples, 0)
 
 
 def test_the_policys_pass_is_left_out_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     # Else the reference's pass would be the update's business, too.
     monkeypatch.setattr(overlapped_reference, "can_overlap", lambda _args: False)
-    maker, experiences = made(monkeypatch)
+    maker, scored = made(monkeypatch)
+    experiences = scored.micro_batches
     assert maker.asked == ["reference"]
     everywhere = old_log_probs.OldLogProbRule("all", 1.0, "as upstream")
     monkeypatch.setattr(old_log_probs, "rule_of", lambda _args: everywhere)
-    _, whole = made(monkeypatch)
+    whole = made(monkeypatch)[1].micro_batches
     assert len(experiences) == len(whole)
     for found, expected in zip(experiences, whole, strict=True):
         assert found.action_log_probs is None and expected.action_log_probs is not None
@@ -315,7 +318,7 @@ def test_the_policys_pass_is_left_out_and_nothing_else(monkeypatch: pytest.Monke
         assert found.info.keys() == expected.info.keys()
         for key in found.info:
             assert torch.equal(found.info[key], expected.info[key]), key
-    row = maker.clock.pop_row()
+    row = maker._clock.pop_row()
     assert row["timing/reference_log_probs"] > 0
 
 
@@ -338,7 +341,7 @@ def test_a_nan_before_the_response_reaches_neither_the_kl_in_the_reward_nor_the_
 
     monkeypatch.setattr(Maker, "group", group)
     _, found = made(monkeypatch, *in_reward)
-    for ours, whole in zip(found, expected, strict=True):
+    for ours, whole in zip(found.micro_batches, expected.micro_batches, strict=True):
         mask = ours.action_mask.bool()
         assert torch.equal(ours.advantages[mask], whole.advantages[mask])
         for key in ("kl", "logprobs_diff", "return"):
@@ -347,9 +350,9 @@ def test_a_nan_before_the_response_reaches_neither_the_kl_in_the_reward_nor_the_
 
 
 def test_the_kl_in_the_reward_has_its_log_probs(monkeypatch: pytest.MonkeyPatch) -> None:
-    maker, experiences = made(monkeypatch, "algo.kl.use_loss=false", "algo.kl.estimator=k1")
+    maker, scored = made(monkeypatch, "algo.kl.use_loss=false", "algo.kl.estimator=k1")
     assert maker.asked == ["policy", "reference"]
-    for experience in experiences:
+    for experience in scored.micro_batches:
         assert torch.equal(experience.info["kl"], torch.ones(len(experience.sequences)))
 
 

@@ -56,11 +56,12 @@ def test_not_where_models_share_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_experience_is_handed_over_before_the_reference_has_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    maker, experiences = made(monkeypatch)
+    maker, scored = made(monkeypatch)
+    experiences = scored.micro_batches
     assert maker.asked == ["reference"] * 2  # once a step
     assert all(e.base_action_log_probs is None for e in experiences)
-    assert maker.pending_reference is not None
-    asked = [values for of_step in maker.pending_reference for values in of_step[0]]
+    assert scored.pending_reference is not None
+    asked = [values for of_step in scored.pending_reference for values in of_step[0]]
     assert [v.shape for v in asked] == [e.action_mask.shape for e in experiences]
 
 

@@ -40,9 +40,9 @@ class Faulty(Maker):
 
     bad_log_probs = ""
 
-    def make_experience(self, samples_list: list[Any]) -> list[Any]:
-        samples = super().make_experience(samples_list)
-        for sample in samples:
+    def add_scores(self, samples_list: list[Any]) -> None:
+        super().add_scores(samples_list)
+        for sample in samples_list:
             sample.rollout_log_probs = sample.action_log_probs - 0.01
             sample.info["kl"] = sample.kl.sum(-1)
             for row, first in enumerate(sample.sequences[:, 0].tolist()):
@@ -50,7 +50,6 @@ class Faulty(Maker):
                     # Behind the prompt: what stands before is nobody's business.
                     getattr(sample, self.bad_log_probs)[row, 3] = -torch.inf
                     sample.info["kl"][row] = torch.nan
-        return samples
 
 
 def with_bad_reward(value: float) -> list[Any]:
@@ -60,13 +59,14 @@ def with_bad_reward(value: float) -> list[Any]:
     return samples
 
 
-def by_place(maker: Maker, samples: list[Any]) -> dict[int, Any]:
+def by_place(maker: Maker, samples: list[Any]) -> tuple[dict[int, Any], list[dict[str, Any]]]:
     """A rollout as its maker's arguments have it trained: the samples of all ranks as their buffers
-    have them, without padding.
+    have them, without padding; and the rows about masked samples.
     """
-    ranks = ranks_of(maker.args, maker.make_experience_batch(samples))
+    scored = maker.score(samples, 0)
+    ranks = ranks_of(maker.args, scored.micro_batches)
     items = [item for rank in ranks for item in rank.buffer.items]
-    return {int(item.sequences[0]): item for item in items}
+    return {int(item.sequences[0]): item for item in items}, scored.masked_rows
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
@@ -75,9 +75,7 @@ def test_a_reward_takes_its_group_along(
     estimator: str, value: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     args = arguments(SKIP, f"algo.advantage.estimator={estimator}")
-    maker = Maker(args)
-    found = by_place(maker, with_bad_reward(value))
-    (row,) = maker.skipped_rows
+    found, (row,) = by_place(Maker(args), with_bad_reward(value))
     assert (row["cause"], row["left_out"], row["optimizer_step"]) == ("reward", GROUP, None)
     assert row["prompts"] == [BAD // GROUP] and row["message"].startswith("1 responses")
     assert len(found) == SAMPLES
@@ -91,7 +89,7 @@ def test_a_reward_takes_its_group_along(
     fewer = arguments(f"algo.advantage.estimator={estimator}")
     expected = {
         int(sequence[0]): (advantages, mask)
-        for e in Maker(fewer).make_experience_batch(rest)
+        for e in Maker(fewer).score(rest, 0).micro_batches
         for sequence, advantages, mask in zip(e.sequences, e.advantages, e.action_mask, strict=True)
     }
     for place, item in found.items():
@@ -109,7 +107,7 @@ def test_a_reward_takes_its_group_along(
 
 def test_the_rollouts_mean_reward_is_that_of_the_finite_ones() -> None:
     maker = Maker(arguments(SKIP))
-    experiences = maker.make_experience_batch(with_bad_reward(float("nan")))
+    experiences = maker.score(with_bad_reward(float("nan")), 0).micro_batches
     rewards = torch.cat([e.info["reward"] for e in experiences])
     others = [float(s.rewards) for place, s in enumerate(rollout()) if place != BAD]
     assert float(rewards.mean()) == pytest.approx(sum(others) / len(others))
@@ -130,9 +128,8 @@ def test_log_probs_leave_out_their_response_alone(
 ) -> None:
     maker = Faulty(arguments(SKIP, *batches))
     maker.bad_log_probs = field
-    found = by_place(maker, rollout())
-    expected = by_place(Faulty(arguments(*batches)), rollout())
-    (row,) = maker.skipped_rows
+    found, (row,) = by_place(maker, rollout())
+    expected, _ = by_place(Faulty(arguments(*batches)), rollout())
     assert (row["cause"], row["left_out"]) == (cause, 1)
     assert row["prompts"] == [BAD // GROUP]
     for place, item in found.items():
@@ -150,14 +147,13 @@ def test_log_probs_leave_out_their_response_alone(
 def test_a_sample_is_told_once_and_a_finite_rollout_not_at_all() -> None:
     maker = Faulty(arguments(SKIP))
     maker.bad_log_probs = "action_log_probs"
-    experiences = maker.make_experience_batch(with_bad_reward(float("nan")))
-    assert [row["cause"] for row in maker.skipped_rows] == ["reward"]
+    scored = maker.score(with_bad_reward(float("nan")), 0)
+    assert [row["cause"] for row in scored.masked_rows] == ["reward"]
     maker.bad_log_probs = ""
-    maker.make_experience_batch(rollout())
-    assert maker.skipped_rows == []
+    assert maker.score(rollout(), 1).masked_rows == []
     status: dict[str, Any] = {nonfinite.ROWS: [{"optimizer_step": 3, "in_a_row": 1}]}
     rows = nonfinite.collect_rows(status, [{"optimizer_step": None, "left_out": GROUP}])
-    assert len(rows) == 2 and len(experiences) > 0
+    assert len(rows) == 2 and len(scored.micro_batches) > 0
     assert status == {nonfinite.SKIPPED_STEPS: 1.0, nonfinite.MASKED_SAMPLES: float(GROUP)}
 
 
@@ -166,18 +162,17 @@ def test_without_a_finite_reward_nothing_is_left() -> None:
     for sample in samples:
         sample.rewards = sample.info["reward"] = torch.tensor([float("nan")])
     maker = Maker(arguments(SKIP))
-    experiences = maker.make_experience_batch(samples)
-    assert not any(e.action_mask.any() for e in experiences)
-    assert maker.skipped_rows[0]["left_out"] == SAMPLES
-    assert maker.skipped_rows[0]["prompts"] == list(range(SAMPLES // GROUP))
-    assert all(bool(e.advantages.isfinite().all()) for e in experiences)
+    scored = maker.score(samples, 0)
+    assert not any(e.action_mask.any() for e in scored.micro_batches)
+    assert scored.masked_rows[0]["left_out"] == SAMPLES
+    assert scored.masked_rows[0]["prompts"] == list(range(SAMPLES // GROUP))
+    assert all(bool(e.advantages.isfinite().all()) for e in scored.micro_batches)
 
 
 def test_stopping_leaves_the_samples_as_they_are() -> None:
-    maker = Maker(arguments())
-    experiences = maker.make_experience_batch(rollout())
-    assert not maker.skipped_rows
-    assert all(bool(e.action_mask.any(-1).all()) for e in experiences)
+    scored = Maker(arguments()).score(rollout(), 0)
+    assert not scored.masked_rows
+    assert all(bool(e.action_mask.any(-1).all()) for e in scored.micro_batches)
 
 
 @pytest.mark.parametrize(

@@ -44,10 +44,13 @@ def with_empty(*places: int) -> list[Any]:
     return samples
 
 
-def advantages(maker: Maker, samples: list[Any]) -> dict[int, float]:
-    """Of each sample that has a token: its advantage, the same for all its tokens."""
+def advantages(maker: Maker, samples: list[Any]) -> tuple[dict[int, float], int]:
+    """Of each sample that has a token: its advantage, the same for all its tokens. And the number
+    of responses without one.
+    """
     found = {}
-    for e in maker.make_experience_batch(samples):
+    scored = maker.score(samples, 0)
+    for e in scored.micro_batches:
         for sequence, row, mask in zip(
             e.sequences, e.advantages, e.action_mask.bool(), strict=True
         ):
@@ -55,7 +58,7 @@ def advantages(maker: Maker, samples: list[Any]) -> dict[int, float]:
             if mask.any():
                 assert len(set(row[mask].tolist())) == 1
                 found[int(sequence[0])] = float(row[mask][0])
-    return found
+    return found, scored.empty_responses
 
 
 def by_hand(estimator: str) -> dict[int, float]:
@@ -89,8 +92,8 @@ def test_the_others_of_its_group_are_compared_among_themselves(
     estimator: str, batches: list[str]
 ) -> None:
     maker = Maker(arguments(f"algo.advantage.estimator={estimator}", *batches))
-    found = advantages(maker, with_empty(EMPTY))
-    assert maker.empty_responses == 1
+    found, empty = advantages(maker, with_empty(EMPTY))
+    assert empty == 1
     assert found == pytest.approx(by_hand(estimator), abs=1e-5)
 
 
@@ -98,12 +101,12 @@ def test_its_reward_is_of_no_account() -> None:
     for reward in (100.0, -100.0):
         samples = with_empty(EMPTY)
         samples[EMPTY].rewards = torch.tensor([reward])
-        found = advantages(Maker(arguments()), samples)
+        found, _ = advantages(Maker(arguments()), samples)
         assert found == pytest.approx(by_hand("group_norm"), abs=1e-5)
 
 
 def test_a_response_that_is_left_alone_has_no_signal() -> None:
-    found = advantages(Maker(arguments()), with_empty(4, 5, 6))
+    found, _ = advantages(Maker(arguments()), with_empty(4, 5, 6))
     assert found[7] == 0.0 and set(range(SAMPLES)) - set(found) == {4, 5, 6}
 
 
