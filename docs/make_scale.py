@@ -21,8 +21,9 @@ from made_tables import main  # noqa: E402
 from sg_rlhf.config import Config, load_config  # noqa: E402
 from sg_rlhf.config.builtin_recipes import CONFIGS  # noqa: E402
 from sg_rlhf.machine.hardware import named, of_gpus  # noqa: E402
+from sg_rlhf.plan.load import fitted  # noqa: E402
 from sg_rlhf.plan.memory import MemoryPlan  # noqa: E402
-from sg_rlhf.plan.of_recipe import Plan, fastest, fitted  # noqa: E402
+from sg_rlhf.plan.of_recipe import Plan, fastest  # noqa: E402
 from sg_rlhf.plan.run_shape import RunShape, run_shape  # noqa: E402
 from sg_rlhf.plan.time import PARTS  # noqa: E402
 from sg_rlhf.tasks.registry import DOMAINS  # noqa: E402

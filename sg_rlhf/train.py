@@ -12,12 +12,11 @@ import os
 import shlex
 import sys
 import textwrap
-from dataclasses import dataclass
 from pathlib import Path
 
 from sg_rlhf.common import home
 from sg_rlhf.common.argument_types import OneLineParser
-from sg_rlhf.common.atomic_io import best_effort_output, real_path
+from sg_rlhf.common.atomic_io import best_effort_output
 from sg_rlhf.common.environment import as_typed
 from sg_rlhf.common.redaction import redact_argv, redact_text
 from sg_rlhf.common.text import Removed, single_line
@@ -30,23 +29,21 @@ from sg_rlhf.config import (
     set_by,
 )
 from sg_rlhf.config.checks import input_files
-from sg_rlhf.config.run_paths import run_dir_of, with_absolute_paths, with_run_dir
 from sg_rlhf.doctor.recipe import UnfitMachine, before_run
-from sg_rlhf.overlay.driver import model_revision
 from sg_rlhf.overlay.driver import run as driver
 from sg_rlhf.overlay.driver.arguments import (
     UnsupportedHere,
     UsageError,
     check_platform,
     check_prompt_count,
-    check_trackers,
+    fit_to_machine,
     upstream_arguments,
 )
 from sg_rlhf.overlay.driver.prepare import prepare_run_dir, run_lock
 from sg_rlhf.overlay.patches.version import UpstreamChanged, UpstreamMissing, check_version
 from sg_rlhf.overlay.reporting import graceful_stop
 from sg_rlhf.overlay.reporting.errors import UnusablePrompts
-from sg_rlhf.plan.of_recipe import load_fitted
+from sg_rlhf.plan.load import load_run
 from sg_rlhf.run_dir.lock import RunLocked
 from sg_rlhf.weights.describe import describe_loss
 
@@ -112,38 +109,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     return parser.parse_intermixed_args(argv)
 
 
-@dataclass(frozen=True)
-class Run:
-    """A recipe and where it runs.
-
-    Attributes:
-        config: the recipe with the paths of its run directory; other paths as the user gave them.
-        directory: the run directory, absolute.
-        loss_description: what the policy loss does with a token, for the terminal.
-    """
-
-    config: Config
-    directory: Path
-    loss_description: str
-
-
-def load(arguments: argparse.Namespace) -> Run:
-    """Read the recipe and its overrides, checking every key and value.
-
-    Raises:
-        ConfigError: one line naming the file, the key, the value and what was expected.
-    """
-    config = load_fitted(arguments.config, arguments.overrides)
-    run_dir = run_dir_of(arguments.run_dir, arguments.config, config)
-    try:
-        run_dir = real_path(run_dir, "--run-dir")
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-    config = with_run_dir(config, run_dir)
-    return Run(config, run_dir, describe_loss(config))
-
-
-def check(run: Run) -> argparse.Namespace:
+def check(config: Config) -> argparse.Namespace:
     """Check all that can be known before Ray starts: upstream, files, settings, machine, domains.
 
     Returns:
@@ -155,22 +121,20 @@ def check(run: Run) -> argparse.Namespace:
         UpstreamChanged: the overlay is not written for the installed OpenRLHF.
     """
     check_version()
-    input_files.check_files(run.config)
-    args = upstream_arguments(with_absolute_paths(run.config))
+    input_files.check_files(config)
+    args = upstream_arguments(config)
     # Before the platform: to torch, a GPU whose driver is too old looks like no GPU.
-    for line in before_run(run.config, run.directory):
+    for line in before_run(config):
         print(f"warning: {line}")
-    check_platform(args)
-    check_trackers(args)
-    model_revision.pin(args)
-    for line in input_files.check_prompts(run.config):
+    fit_to_machine(args)
+    for line in input_files.check_prompts(config):
         print(f"remark: {line}")
-    check_prompt_count(run.config, args)
-    domain_settings.check(run.config.sg.domains)
+    check_prompt_count(config, args)
+    domain_settings.check(config.sg.domains)
     return args
 
 
-def dry_run(run: Run, arguments: argparse.Namespace) -> None:
+def dry_run(config: Config, arguments: argparse.Namespace) -> None:
     """Print the resolved recipe, its weighting and the command that trains it.
 
     The run may be meant for another machine, so a GPU or file that is missing here is a remark.
@@ -181,10 +145,10 @@ def dry_run(run: Run, arguments: argparse.Namespace) -> None:
         UsageError: settings that cannot work together.
         UnusablePrompts: the prompts do not fill one rollout.
     """
-    config, remarks = run.config, io.StringIO()
+    loss, remarks = describe_loss(config), io.StringIO()
     with contextlib.redirect_stdout(remarks):
         try:
-            args = upstream_arguments(with_absolute_paths(config))
+            args = upstream_arguments(config)
             if args.data.prompt_dataset:
                 check_prompt_count(config, args)
             check_version()
@@ -202,10 +166,12 @@ def dry_run(run: Run, arguments: argparse.Namespace) -> None:
     )  # fmt: skip
     for line in set_by(config):
         print(wrapper.fill(line))
-    print(f"# {run.loss_description}".replace("\n", "\n# "))
+    print(f"# {loss}".replace("\n", "\n# "))
     recipe, overrides = builtin_recipes.words(arguments.config), redact_argv(arguments.overrides)
     print("# the command that trains it")
-    print(shlex.join(["sg-rlhf", "train", *recipe, "--run-dir", str(run.directory), *overrides]))
+    print(
+        shlex.join(["sg-rlhf", "train", *recipe, "--run-dir", str(config.sg.run_dir), *overrides])
+    )
     print("# its memory and time: " + shlex.join(["sg-rlhf", "plan", *recipe, *overrides]))
     print(remarks.getvalue(), end="")
     for line in file_remarks:
@@ -252,15 +218,14 @@ def main(argv: list[str] | None = None, *, summarise: bool = True) -> int:
         try:
             if not arguments.dry_run:
                 workers = stack.enter_context(driver.fork_server_for_cpu())
-            run = load(arguments)
+            config = load_run(arguments.config, arguments.overrides, arguments.run_dir)
             if arguments.dry_run:
-                dry_run(run, arguments)
+                dry_run(config, arguments)
                 return 0
-            args = check(run)
-            stack.enter_context(run_lock(run.directory))
-            args.ckpt.load_enable = prepare_run_dir(
-                run.config, run.directory, arguments.allow_changed
-            )
+            loss = describe_loss(config)
+            args = check(config)
+            stack.enter_context(run_lock(config))
+            args.ckpt.load_enable = prepare_run_dir(config, arguments.allow_changed)
         except REFUSALS as error:
             print(f"error: {as_typed(redact_text(str(error)))}", file=sys.stderr)
             return 2
@@ -273,13 +238,13 @@ def main(argv: list[str] | None = None, *, summarise: bool = True) -> int:
             print("interrupted before the run began", file=sys.stderr)
             return 130
         with best_effort_output():
-            print(run.loss_description)
-            print(f"run directory: {run.directory}", flush=True)
+            print(loss)
+            print(f"run directory: {config.sg.run_dir}", flush=True)
             status = driver.main(args, workers)
             if status == 0:
-                write_model_card(run.directory)
+                write_model_card(Path(args.sg.run_dir))
                 if summarise:
-                    print_summary(run.directory)
+                    print_summary(Path(args.sg.run_dir))
             return status
 
 

@@ -55,12 +55,12 @@ def stock_run(argv: list[str], as_shipped: bool) -> None:
 
     os.environ[stock_platform.AS_SHIPPED] = "1" if as_shipped else "0"
     from sg_rlhf import train
-    from sg_rlhf.config.run_paths import with_absolute_paths
     from sg_rlhf.overlay.driver import run as cli
     from sg_rlhf.overlay.driver.arguments import check_platform, upstream_arguments
+    from sg_rlhf.plan.load import load_run
 
-    run = train.load(train.parse_arguments(argv))
-    args = upstream_arguments(with_absolute_paths(run.config))
+    given = train.parse_arguments(argv)
+    args = upstream_arguments(load_run(given.config, given.overrides, given.run_dir))
     check_platform(args)
     cli.install_signal_handlers()
     stock_platform.train(args)

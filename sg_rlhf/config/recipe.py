@@ -30,7 +30,6 @@ from sg_rlhf.common.redaction import HIDDEN, redact, redact_text
 from sg_rlhf.common.text import removed as removed_line
 from sg_rlhf.config import (
     builtin_recipes,
-    correction_presets,
     domain_settings,
     old_names,
     removed,
@@ -39,6 +38,7 @@ from sg_rlhf.config.errors import ConfigError
 from sg_rlhf.config.sg_settings import (
     ALIASES,
     SGSettings,
+    apply_correction,
     sg_keys,
     validation_message,
 )
@@ -344,7 +344,7 @@ def _check(
             f"{origin.get('eval.dataset', 'recipe')}: eval.dataset={values['eval.dataset']}: "
             "not used together with sg.eval_sets; set one of them to null or []"
         )
-    values = correction_presets.apply_preset(settings.correction, values, origin)
+    values = apply_correction(settings.correction, values, origin)
     return Config(values=values, sg=settings, sources=sources, origin=origin)
 
 

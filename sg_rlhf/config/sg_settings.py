@@ -18,6 +18,7 @@ from pydantic import (
 
 from sg_rlhf.common.redaction import redact
 from sg_rlhf.config import domain_settings
+from sg_rlhf.config.errors import ConfigError
 from sg_rlhf.tasks import chat
 from sg_rlhf.tasks.settings import DomainSettings
 
@@ -29,6 +30,24 @@ ALIASES = {
     "data.chat_template_kwargs": "sg.chat_template_kwargs",
     "data.apply_chat_template_kwargs": "sg.chat_template_kwargs",  # verl's
     "vllm.engine_args": "sg.engine_args",
+}
+_FLAG = "algo.advantage.is_correction_{}"
+
+
+def _flags(mode: str, low: float, high: float) -> dict[str, Any]:
+    values = {"level": "token", "mode": mode, "gating": "ratio", "threshold": [low, high]}
+    return {_FLAG.format(name): value for name, value in values.items()}
+
+
+#: Value of ``sg.correction`` -> upstream's keys that it sets. They compose with every weighting
+#: (:mod:`sg_rlhf.algo.rollout_correction`); thresholds are those of the names' projects.
+CORRECTIONS = {
+    # Truncated: min(pi_trainer / pi_engine, 2), https://fengyao.notion.site/off-policy-rl
+    "tis": _flags("clip", 0.0, 2.0),
+    # Masked: a token whose ratio is above 2 has no gradient; ms-swift's threshold.
+    "mis": _flags("mask", 0.0, 2.0),
+    # Masked on both sides; the band of Ring-1T (arXiv 2510.18855), upstream's default.
+    "icepop": _flags("mask", 0.5, 5.0),
 }
 
 
@@ -212,6 +231,22 @@ class SGSettings(BaseModel):
         if len(set(names)) < len(names):
             raise ValueError(f"two sets have the same name: {', '.join(names)}")
         return sets
+
+
+def apply_correction(
+    name: str | None, values: dict[str, Any], origin: dict[str, str]
+) -> dict[str, Any]:
+    """Add the keys of ``sg.correction`` to a recipe's values."""
+    if name is None:
+        return values
+    for key, value in CORRECTIONS[name].items():
+        given = values.get(key)
+        if given is not None and given != value:
+            raise ConfigError(
+                f"{origin.get(key, 'recipe')}: {key}={given}: sg.correction={name} sets it to "
+                f"{value}; set only one of the two"
+            )
+    return values | CORRECTIONS[name]
 
 
 @functools.cache

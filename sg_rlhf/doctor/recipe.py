@@ -14,7 +14,7 @@ from pathlib import Path
 
 import httpx
 
-from sg_rlhf.config import Config, ConfigError, domain_settings, local_path, run_paths
+from sg_rlhf.config import Config, ConfigError, domain_settings, local_path
 from sg_rlhf.config.checks import input_files, problems
 from sg_rlhf.config.derived import topology
 from sg_rlhf.data_io import model_folder
@@ -24,8 +24,8 @@ from sg_rlhf.machine.facts import Facts
 from sg_rlhf.machine.gather import gather
 from sg_rlhf.machine.hardware import of_machine
 from sg_rlhf.machine.names import SIZES, size_of
+from sg_rlhf.plan.load import load_run
 from sg_rlhf.plan.memory import MemoryPlan
-from sg_rlhf.plan.of_recipe import load_fitted
 from sg_rlhf.plan.phases import DOWNLOAD, PROCESSES
 from sg_rlhf.plan.run_shape import run_shape
 
@@ -37,12 +37,16 @@ SKIP = "SG_SKIP_DOCTOR"
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe and its run directory."""
+    """A recipe with its run directory."""
 
     config: Config
-    run_dir: Path
     without_gpus: bool  # the run will not use GPUs, even if there are some
     here: bool = True  # for this machine, and not for one that is described
+
+    @property
+    def run_dir(self) -> Path:
+        """The run directory, absolute."""
+        return Path(self.config.sg.run_dir or ".")
 
     @property
     def model(self) -> str:
@@ -69,9 +73,9 @@ def load(
     Raises:
         ConfigError: one line naming the file, the key, the value and what was expected.
     """
-    config = load_fitted(files, overrides)
+    config = load_run(files, overrides, run_dir)
     without = config.value("vllm.sync_backend") == "gloo"
-    return Recipe(config, run_paths.run_dir_of(run_dir, files, config), without, here)
+    return Recipe(config, without, here)
 
 
 def judge(recipe: Recipe, facts: Facts) -> tuple[Needs, list[Check]]:
@@ -201,7 +205,7 @@ class UnfitMachine(ValueError):
     """The run cannot work on this machine; one line per reason."""
 
 
-def before_run(config: Config, run_dir: Path) -> list[str]:
+def before_run(config: Config) -> list[str]:
     """Warnings about this machine for a run, one line each; often none.
 
     Raises:
@@ -210,8 +214,8 @@ def before_run(config: Config, run_dir: Path) -> list[str]:
     platform, for_gpus = os.environ.get("SG_PLATFORM"), config.value("vllm.sync_backend") != "gloo"
     if os.environ.get(SKIP) == "1" or (platform == "cpu" and for_gpus):
         return []  # the latter is refused elsewhere, setting by setting, each with its remedy
-    run = Recipe(config, run_dir, without_gpus=not for_gpus and platform != "cuda")
-    facts = gather(run_dir)
+    run = Recipe(config, without_gpus=not for_gpus and platform != "cuda")
+    facts = gather(run.run_dir)
     if for_gpus and not facts.gpus and not facts.gpu_problem and platform != "cuda":
         return []  # as above
     needs, more = judge(run, facts)

@@ -9,14 +9,12 @@ import argparse
 import sys
 
 from sg_rlhf.common.argument_types import OneLineParser
-from sg_rlhf.common.atomic_io import real_path
 from sg_rlhf.common.environment import as_typed
 from sg_rlhf.common.redaction import redact_text
 from sg_rlhf.config import builtin_recipes
-from sg_rlhf.config.run_paths import run_dir_of, with_run_dir
 from sg_rlhf.launch import options as launch_options
 from sg_rlhf.launch.job import job_file
-from sg_rlhf.plan.of_recipe import load_fitted
+from sg_rlhf.plan.load import load_run
 
 EXAMPLES = """\
 examples:
@@ -49,13 +47,10 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parse_arguments(argv)
     try:
         options = launch_options.options_of(arguments)
-        config = load_fitted(arguments.config, arguments.overrides)
-        run_dir = run_dir_of(arguments.run_dir, arguments.config, config)
-        run_dir = real_path(run_dir, "--run-dir")
+        config = load_run(arguments.config, arguments.overrides, arguments.run_dir)
         text = job_file(
-            with_run_dir(config, run_dir), configs=arguments.config, overrides=arguments.overrides,
-            run_dir=run_dir, options=options,
-        )  # fmt: skip
+            config, configs=arguments.config, overrides=arguments.overrides, options=options
+        )
     except ValueError as error:
         print(f"error: {as_typed(redact_text(str(error)))}", file=sys.stderr)
         return 2

@@ -6,11 +6,11 @@ import shlex
 from pathlib import Path
 
 from sg_rlhf.config import Config
-from sg_rlhf.config.run_paths import local_data
 
 PUZZLES = "--generate people=3-7 per_size=900 test_per_size=100 seed=0"
 _MISTRAL, _LLAMA = "mistralai/Mistral-7B-Instruct-v0.3", "meta-llama/Llama-3.1-8B-Instruct"
 _PUBLISHED = "--eval-dir data/math_eval --download-eval"
+_DATA_FILES = {".json", ".jsonl", ".parquet", ".csv"}
 
 #: Folder of ``data.prompt_dataset`` -> arguments of the data command. Search also needs a
 #: retriever, so its data is left to the user.
@@ -37,3 +37,11 @@ def command_for(config: Config) -> str:
     if made is None:
         return ""
     return f"[ -e {shlex.quote(files[0])} ] || python -m sg_rlhf.data {made}"
+
+
+def local_data(config: Config) -> tuple[str, ...]:
+    """Local data files of a recipe, training prompts first; other names are ids of the hub."""
+    named = [config.value("data.prompt_dataset"), config.value("eval.dataset")]
+    named += [one.dataset for one in config.sg.eval_sets]
+    names = [name.strip() for given in named for name in str(given or "").split(",")]
+    return tuple(dict.fromkeys(name for name in names if Path(name).suffix in _DATA_FILES))

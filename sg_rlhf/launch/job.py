@@ -17,7 +17,6 @@ from sg_rlhf.common.environment import versions
 from sg_rlhf.common.redaction import redact_argv
 from sg_rlhf.config import Config, ConfigError, builtin_recipes
 from sg_rlhf.config.derived import topology
-from sg_rlhf.config.run_paths import local_data
 from sg_rlhf.launch import data_commands
 from sg_rlhf.launch.options import LaunchError, Options
 from sg_rlhf.machine.hardware import of_gpus
@@ -53,15 +52,13 @@ CLOUD_GPUS = {
 
 
 def job_file(
-    config: Config, *, configs: Sequence[str], overrides: Sequence[str], run_dir: Path,
-    options: Options,
-) -> str:  # fmt: skip
+    config: Config, *, configs: Sequence[str], overrides: Sequence[str], options: Options
+) -> str:
     """The job file of a recipe.
 
     Args:
-        config: the recipe, with what follows from the run directory.
+        config: the recipe, with its run directory.
         configs: its files as they were given, as ``overrides`` are.
-        run_dir: the run directory, absolute.
 
     Raises:
         LaunchError: an override holds a secret.
@@ -77,6 +74,8 @@ def job_file(
     nodes, ranks = machines(config)
     size = gpu_memory(config)
     memory, disk, estimate = resources(config, size, nodes, ranks)
+    assert config.sg.run_dir is not None
+    run_dir = Path(config.sg.run_dir)
     where = relative(run_dir)
     recipe = [*builtin_recipes.words(configs), "--run-dir", where, *overrides]
     shown = ["sg-rlhf", "launch", options.kind, *recipe, *options.words()]
@@ -89,7 +88,7 @@ def job_file(
         # In the folder that the recipe's paths start from.
         "command": shlex.join(["python", "-m", "sg_rlhf.train", *recipe]),
         "data": data_commands.command_for(config),  # "" if the user must make it
-        "files": local_data(config),
+        "files": data_commands.local_data(config),
         "run_dir": where,
         # The file that names the latest checkpoint.
         "checkpoint": f"{relative(Path(config.value('ckpt.path')))}/_actor/latest",

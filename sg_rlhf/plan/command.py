@@ -15,7 +15,8 @@ from sg_rlhf.common.argument_types import OneLineParser, positive_float
 from sg_rlhf.config import Config, builtin_recipes
 from sg_rlhf.config.checks import input_files, problems
 from sg_rlhf.data_io import strict_json
-from sg_rlhf.plan.of_recipe import load_for, plan_of
+from sg_rlhf.plan.load import load_for
+from sg_rlhf.plan.of_recipe import plan_of
 from sg_rlhf.plan.time import DEFAULT
 
 EXAMPLES = """\

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from sg_rlhf.config import Config, ConfigError, builtin_recipes, load_config
+from sg_rlhf.config import Config
 from sg_rlhf.machine.gather import gather
 from sg_rlhf.machine.hardware import Hardware, named, of_gpus, of_machine
 from sg_rlhf.plan.gpu_memory import GIB
@@ -22,16 +22,7 @@ from sg_rlhf.plan.time import DEFAULT, Assumptions, TimePlan, time_plan
 #: these a micro-batch gains nothing that the estimate knows of.
 UTILIZATIONS = (0.5, 0.6, 0.7, 0.8, 0.85)
 LARGEST_MICRO = (8, 16)
-#: Keys of a hardware's settings that :func:`fitted` chooses, and the part that then sets them.
-CHOSEN = (
-    "ds.zero_stage", "ds.adam_offload", "actor.gradient_checkpointing_enable",
-    "train.micro_batch_size", "rollout.micro_batch_size",
-)  # fmt: skip
-BY_PLAN = "the plan"
 HERE = "this machine"
-#: Other settings than the hardware's have to take at most this share of their time, and may take
-#: so much more for sums of gradients in float32.
-FASTER, SLOWER = 0.98, 1.02
 
 
 @dataclass(frozen=True)
@@ -206,7 +197,7 @@ def fastest_update(
             if train and rollout:
                 changed = replace(tried, train_micro=train, rollout_micro=rollout)
                 found.append(Plan(changed, hardware, assumptions))
-    return _best(found, _is_full)
+    return _best(found, is_full)
 
 
 def _best(
@@ -220,71 +211,10 @@ def _best(
     )
 
 
-def _is_full(plan: Plan) -> bool:
+def is_full(plan: Plan) -> bool:
     """Whether a phase leaves less than a tenth of a GPU, sampling included."""
     available = plan.hardware.gpu_memory_gib
     return available - plan.memory.peak_gib < TIGHT * available
-
-
-def load_fitted(parts: Sequence[str], overrides: Sequence[str] = ()) -> Config:
-    """Read a recipe as a run does: :func:`load_config`, then :func:`fitted`.
-
-    Raises:
-        ConfigError: one line naming the file, the key, the value and what was expected.
-    """
-    return fitted(load_config(parts, tuple(overrides)))
-
-
-def fitted(config: Config) -> Config:
-    """A recipe whose trainer has the fastest settings that fit, by the plan of its hardware.
-
-    Only settings that come with a hardware name change (``--hardware``, ``hardware:NAME``). What a
-    recipe or an override sets stays. Gradients are summed in float32 where that fits and takes at
-    most :data:`SLOWER` longer.
-
-    Raises:
-        ConfigError: the model is a module that is not installed.
-    """
-    try:
-        machine = named(config.hardware)
-        run = run_shape(config)
-    except ValueError:  # no hardware name, or a model of a kind whose memory is not known
-        return config
-    if run is None or run.cpu or not run.colocated or run.ranks > machine.gpus:
-        return config
-    fixed = {key for key in CHOSEN if not _is_of_hardware(config.origin.get(key, ""))}
-    found = fastest_update(run, machine, fixed=fixed)
-    if found is None:
-        return config
-    best, own = found, Plan(run, machine)
-    as_safe = own.memory.fits and not own.memory.tight and _is_full(own) <= _is_full(found)
-    if as_safe and found.seconds > FASTER * own.seconds:
-        best = own
-    if "ds.grad_accum_dtype" not in config.origin and run.grad_bytes == run.weight_bytes == 2:
-        same = None
-        if best.run.zero_stage > 1:  # see fastest_update
-            same = Plan(replace(best.run, grad_bytes=4), machine)
-        other = fastest_update(replace(run, grad_bytes=4), machine, fixed=fixed)
-        for summed in (same, other):
-            if summed is None or not summed.memory.fits or summed.memory.tight:
-                continue
-            if _is_full(summed) <= _is_full(best) and summed.seconds <= SLOWER * best.seconds:
-                best = summed
-                break
-    changed = {key: value for key in CHOSEN if (value := best.value(key)) != config.value(key)}
-    if best.run.grad_bytes > run.grad_bytes:
-        changed["ds.grad_accum_dtype"] = "fp32"
-    return replace(
-        config,
-        values=config.values | changed,
-        origin=config.origin | dict.fromkeys(changed, BY_PLAN),
-        sources=(*config.sources, BY_PLAN) if changed else config.sources,
-    )
-
-
-def _is_of_hardware(part: str) -> bool:
-    """Whether a part of a recipe is a hardware's: a name, or a file of configs/hardware."""
-    return part.startswith(builtin_recipes.HARDWARE) or Path(part).parent.name == "hardware"
 
 
 def machine_for(run: RunShape, folder: str | Path = ".") -> tuple[Hardware, str]:
@@ -297,20 +227,3 @@ def machine_for(run: RunShape, folder: str | Path = ".") -> tuple[Hardware, str]
     except ValueError:
         guess = of_gpus("h100", nodes=run.nodes, gpus_per_node=math.ceil(run.gpus / run.nodes))
         return guess, "assumed; no GPU is here and the recipe names no hardware"
-
-
-def load_for(
-    files: Sequence[str], overrides: Sequence[str], hardware: str | None
-) -> tuple[Config, Hardware | None]:
-    """A recipe as it would run on named hardware: with its settings on top.
-
-    Raises:
-        ConfigError: the recipe is wrong, or there is no such hardware.
-    """
-    if hardware is None:
-        return load_fitted(files, overrides), None
-    try:
-        machine = named(hardware)
-    except ValueError as error:
-        raise ConfigError(f"--hardware {error}") from None
-    return load_fitted([*files, f"hardware:{hardware}"], overrides), machine

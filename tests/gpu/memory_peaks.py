@@ -18,7 +18,8 @@ from typing import Any
 
 from sg_rlhf.plan import gpu_memory, shapes
 from sg_rlhf.plan.gpu_memory import GIB
-from sg_rlhf.plan.of_recipe import Plan, load_for, plan_of
+from sg_rlhf.plan.load import load_for
+from sg_rlhf.plan.of_recipe import Plan, plan_of
 from sg_rlhf.plan.run_shape import RunShape
 from tests.gpu.launch import ROOT, probe
 from tests.gpu.result import Job, Record, StageSkippedError

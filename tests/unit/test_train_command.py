@@ -15,12 +15,13 @@ from pyarrow import csv, parquet
 
 from sg_rlhf.config import load_config
 from sg_rlhf.config.checks.input_files import count_prompts
-from sg_rlhf.config.run_paths import with_absolute_paths, with_run_dir
 from sg_rlhf.doctor.command import main as doctor
 from sg_rlhf.launch.command import main as launch
+from sg_rlhf.overlay.driver.arguments import with_absolute_paths
 from sg_rlhf.overlay.driver.prepare import prepare_run_dir
 from sg_rlhf.overlay.patches import version
 from sg_rlhf.plan.command import main as plan
+from sg_rlhf.plan.load import with_run_dir
 from sg_rlhf.run_dir.lock import hold_lock
 from sg_rlhf.train import main, print_summary
 from sg_rlhf.weights.command import main as weights
@@ -185,11 +186,11 @@ def test_a_run_started_with_a_relative_path_resumes(
 ) -> None:
     recipe = CONFIGS / "kk" / "grpo_sg_tiny_cpu.yaml"
     config = with_run_dir(load_config(recipe), tmp_path)
-    assert not prepare_run_dir(config, tmp_path)
+    assert not prepare_run_dir(config)
     latest = tmp_path / "checkpoints" / "deepspeed" / "_actor" / "latest"
     latest.parent.mkdir(parents=True)
     latest.write_text("global_step5")
-    assert prepare_run_dir(config, tmp_path)
+    assert prepare_run_dir(config)
     assert "resuming from global_step5" in capsys.readouterr().out
     assert load_config(tmp_path / "config.yaml").values == config.values
 

@@ -6,20 +6,27 @@ import copy
 import os
 import re
 from argparse import Namespace
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from sg_rlhf.common.text import single_line
 from sg_rlhf.config import MODULE_KEYS, Config, ConfigError, local_path
 from sg_rlhf.config import checks as recipe_checks
-from sg_rlhf.config.checks import cuda_toolkit, optional_packages
-from sg_rlhf.config.checks.input_files import count_prompts
+from sg_rlhf.config.checks import cuda_toolkit, input_files, optional_packages
+from sg_rlhf.config.checks.files import WRITTEN_TO
 from sg_rlhf.config.recipe import nested
 from sg_rlhf.config.upstream_flags import flags
+from sg_rlhf.data_io import model_folder
 from sg_rlhf.overlay.cpu import platform
 from sg_rlhf.overlay.model import packed_attention
 from sg_rlhf.overlay.patches import flash_attn_shim
 from sg_rlhf.overlay.settings import rollout_plan, worker_settings
 from sg_rlhf.overlay.settings.lookup import value_of
 
+REVISION = "sg.model_revision"
+#: Formats that neither transformers nor vLLM loads here.
+UNUSED_FORMATS = ["original/*", "*.pth", "*.gguf", "*.onnx", "*.msgpack", "*.h5"]
 #: A W&B key: 40 or more characters, perhaps after the name of a server; or a token with dots.
 WANDB_KEY = re.compile(r"[A-Za-z0-9_.-]{40,}")
 
@@ -41,6 +48,7 @@ def upstream_arguments(config: Config) -> Namespace:
     """
     try:
         recipe_checks.check(config)
+        config = with_absolute_paths(config)
         flat = _flat(config)
     except ConfigError as error:
         raise UsageError(str(error)) from None
@@ -52,6 +60,37 @@ def upstream_arguments(config: Config) -> Namespace:
     if args.use_ms:
         _use_modelscope(config)
     return args
+
+
+def with_absolute_paths(config: Config) -> Config:
+    """The configuration for workers, which may have been started in another folder.
+
+    Only a name that is there, seen from here, is a path; others may be ids of a hub. The run
+    directory's ``config.yaml`` keeps them as they were given.
+    """
+    given = config.values
+    absolute: dict[str, Any] = {
+        k: _absolute(given[k]) for k in input_files.READ_FROM if given.get(k)
+    }
+    absolute |= {k: os.path.abspath(given[k]) for k in WRITTEN_TO if given.get(k)}
+    sets = [s.model_copy(update={"dataset": _absolute(s.dataset)}) for s in config.sg.eval_sets]
+    trusted = [
+        _absolute(local_path("sg.trust_remote_code", n)) for n in config.sg.trust_remote_code
+    ]
+    sg = config.sg.model_copy(update={"eval_sets": sets, "trust_remote_code": trusted})
+    return replace(config, values=given | absolute, sg=sg)
+
+
+def _absolute(names: str) -> str:
+    """Upstream's lists have commas between names, and its data sets ``@FOLDER`` behind them."""
+
+    def one(name: str) -> str:
+        path, at, folder = name.strip().partition("@")
+        found = os.path.abspath(path)
+        usable = path and os.path.exists(path) and not {",", "@"} & set(found)
+        return found + at + folder if usable else name
+
+    return ",".join(map(one, names.split(",")))
 
 
 def _flat(config: Config) -> dict[str, Any]:
@@ -111,9 +150,20 @@ def check_prompt_count(config: Config, args: Namespace) -> None:
     Raises:
         UnusablePrompts: one line naming the keys and the values.
     """
-    count = count_prompts(config)
+    count = input_files.count_prompts(config)
     prompts = int(args.data.max_samples) if count is None else count
     rollout_plan.check_prompts(rollout_plan.plan(prompts, args), args)
+
+
+def fit_to_machine(args: Namespace) -> None:
+    """Refuse what this machine lacks, and replace what it needs in another form; in place.
+
+    Raises:
+        UsageError: one line with the key and the remedy.
+    """
+    check_platform(args)
+    check_trackers(args)
+    pin_revision(args)
 
 
 def check_trackers(args: Namespace) -> None:
@@ -170,3 +220,41 @@ def check_platform(args: Namespace) -> None:
         raise UnsupportedHere("; ".join(problems))
     if args.ds.packing_samples:
         args.ds.attn_implementation = packed_attention.VARLEN
+
+
+def pin_revision(args: Namespace) -> None:
+    """Replace the model's id by the folder of ``sg.model_revision``; download what is not cached.
+
+    Upstream, transformers and vLLM load a model by its id, without a revision, at more than ten
+    places. All of them get the folder in the hub's cache.
+
+    Raises:
+        UsageError: the model is a folder, or the hub does not answer or know the revision.
+    """
+    revision, name = args.sg.model_revision, args.actor.model_name_or_path
+    if not revision:
+        return
+    if Path(name).is_dir() or not model_folder.is_hub_id(name):
+        raise UsageError(
+            f"{REVISION}={revision}: actor.model_name_or_path={name} is a folder, which has no "
+            "revisions; give an id of the hub"
+        )
+    # Imported here: it takes a second, and only this setting needs it.
+    from huggingface_hub import constants, snapshot_download
+
+    try:
+        folder = snapshot_download(
+            name,
+            revision=revision,
+            ignore_patterns=UNUSED_FORMATS,
+            local_files_only=constants.HF_HUB_OFFLINE,
+        )
+        model_folder.check(Path(folder), trusted=name in args.sg.trust_remote_code)
+    except (OSError, ValueError, model_folder.ModelError) as error:
+        raise UsageError(
+            f"{REVISION}={revision}: {name}: {single_line(error)}; "
+            f"https://huggingface.co/{name}/commits/main has its commits"
+        ) from None
+    if name in args.sg.trust_remote_code:
+        args.sg.trust_remote_code.append(folder)
+    args.actor.model_name_or_path = folder

@@ -28,13 +28,14 @@ VERSIONED = ("openrlhf", "ray", "deepspeed", "torch", "transformers")
 
 
 @contextlib.contextmanager
-def run_lock(run_dir: Path) -> Iterator[None]:
+def run_lock(config: Config) -> Iterator[None]:
     """Create the run directory if need be, and hold its lock.
 
     Raises:
         ConfigError: nothing can be written there.
         RunLocked: another run holds it.
     """
+    run_dir = _run_dir(config)
     with contextlib.ExitStack() as stack:
         try:
             run_dir.mkdir(parents=True, exist_ok=True)
@@ -44,6 +45,11 @@ def run_lock(run_dir: Path) -> Iterator[None]:
         yield
 
 
+def _run_dir(config: Config) -> Path:
+    assert config.sg.run_dir is not None
+    return Path(config.sg.run_dir)
+
+
 def not_writable(run_dir: Path, error: OSError) -> ConfigError:
     """The error to raise where the run directory cannot be written."""
     return ConfigError(
@@ -51,7 +57,7 @@ def not_writable(run_dir: Path, error: OSError) -> ConfigError:
     )
 
 
-def prepare_run_dir(config: Config, run_dir: Path, allowed: Iterable[str] = ()) -> bool:
+def prepare_run_dir(config: Config, allowed: Iterable[str] = ()) -> bool:
     """Write ``config.yaml``, ``environment.json`` and the fingerprints of the run's files.
 
     Raises:
@@ -59,17 +65,17 @@ def prepare_run_dir(config: Config, run_dir: Path, allowed: Iterable[str] = ()) 
             recipe's ranks cannot load it, or the run that trained there was started with other
             settings, data or model.
     """
-    folder = Path(config.value("ckpt.path")) / "_actor"
+    run_dir, folder = _run_dir(config), Path(config.value("ckpt.path")) / "_actor"
     try:
         checkpoints = _resume_candidates(config)
         if checkpoints:
             _check_layout(config, folder / checkpoints[0])
-            _check_unchanged(config, run_dir, allowed, "resume")
+            _check_unchanged(config, allowed, "resume")
             print(f"resuming from {checkpoints[0]} in {folder}")
         elif config.value("ckpt.load_enable"):
             raise ConfigError(f"ckpt.load_enable=true: no checkpoint in {folder}")
         elif trained := len(jsonl_log.read(run_dir / jsonl_log.METRICS)):
-            _check_unchanged(config, run_dir, allowed, "replace")
+            _check_unchanged(config, allowed, "replace")
             print(
                 f"starting from the beginning: {run_dir} has {trained} rollouts and no "
                 "checkpoint; their rows are replaced"
@@ -120,9 +126,9 @@ def _check_layout(config: Config, checkpoint: Path) -> None:
         raise ConfigError(f"checkpoint {checkpoint}: {error}")
 
 
-def _check_unchanged(config: Config, run_dir: Path, allowed: Iterable[str], action: str) -> None:
+def _check_unchanged(config: Config, allowed: Iterable[str], action: str) -> None:
     try:
-        changes = resume.changes(config, run_dir)
+        changes = resume.changes(config, _run_dir(config))
     except ConfigError as error:  # written by another version
         print(f"the settings of the first start cannot be compared: {error}")
         return
@@ -137,7 +143,7 @@ def _check_unchanged(config: Config, run_dir: Path, allowed: Iterable[str], acti
         # The training scripts take the run directory from the environment.
         other = "SG_RUN_DIR=DIR" if os.environ.get("SG_RUN_DIR") else "--run-dir DIR"
         raise ConfigError(
-            f"another run is there: {run_dir} was started with other settings: "
+            f"another run is there: {_run_dir(config)} was started with other settings: "
             f"{'; '.join(shown)}; use another directory with {other}, or {action} it with {flags}"
         )
     how = "resuming" if action == "resume" else "starting over"

@@ -19,12 +19,12 @@ from sg_rlhf.common.redaction import (
 )
 from sg_rlhf.config import load_config
 from sg_rlhf.config.resume_compatibility import Change
-from sg_rlhf.config.run_paths import with_run_dir
 from sg_rlhf.config.upstream_flags import flags
 from sg_rlhf.launch.command import main as launch
 from sg_rlhf.overlay.driver.arguments import upstream_arguments
 from sg_rlhf.overlay.driver.prepare import prepare_run_dir
 from sg_rlhf.overlay.reporting import error_report, terminal
+from sg_rlhf.plan.load import with_run_dir
 from sg_rlhf.train import main
 
 ROOT = Path(__file__).parents[3]
@@ -83,7 +83,7 @@ def test_upstreams_namespace_works_and_prints_without_secrets() -> None:
 
 def test_the_files_of_a_run_hold_no_secret(tmp_path: Path) -> None:
     config = with_run_dir(load_config(TINY, OVERRIDES), tmp_path)
-    prepare_run_dir(config, tmp_path)
+    prepare_run_dir(config)
     assert config.value("logger.wandb.key") == KEY  # it is still used
     try:
         raise RuntimeError(f"cannot reach http://ann:{PASSWORD}@host with {TOKEN}")

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from sg_rlhf.config import ConfigError, load_config, resume_compatibility, sg_keys
-from sg_rlhf.config.run_paths import with_run_dir
 from sg_rlhf.config.upstream_flags import flags
 from sg_rlhf.overlay.driver.prepare import prepare_run_dir
+from sg_rlhf.plan.load import with_run_dir
 
 RECIPE = Path(__file__).parents[3] / "configs" / "kk" / "grpo_sg_tiny_cpu.yaml"
 
@@ -38,7 +38,7 @@ def run_dir(tmp_path: Path, data: Path) -> Path:
 
 def start(run_dir: Path, data: Path, *overrides: str, allowed: tuple[str, ...] = ()) -> bool:
     config = load_config(RECIPE, [f"data.prompt_dataset={data}", *overrides])
-    return prepare_run_dir(with_run_dir(config, run_dir), run_dir, allowed)
+    return prepare_run_dir(with_run_dir(config, run_dir), allowed)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_a_refusal_stays_short_and_names_the_way_out_of_the_training_scripts(
     ]  # fmt: skip
     config = load_config(RECIPE, [f"data.prompt_dataset={data}", *changed])
     with pytest.raises(ConfigError) as refused:
-        prepare_run_dir(with_run_dir(config, run_dir), run_dir)
+        prepare_run_dir(with_run_dir(config, run_dir))
     line = str(refused.value)
     assert line.startswith("another run is there: ") and len(line) - len(str(run_dir)) < 400
     assert line.endswith(

@@ -14,7 +14,7 @@ import pytest
 
 from lab.experiments.smollm2_135m import start_accuracy, weighted_gradients
 from sg_rlhf.machine import hardware
-from sg_rlhf.plan import of_recipe
+from sg_rlhf.plan import load
 from sg_rlhf.plan.memory import MemoryPlan
 from sg_rlhf.plan.run_shape import run_shape
 
@@ -265,7 +265,7 @@ def test_memory_of_a_run_of_the_tiny_model() -> None:
     for page, row in found_in.items():
         (found,) = [r for r in rows(page) if r.startswith(row)]
         assert peak in found
-    plan = of_recipe.load_for([str(ROOT / "configs/kk/grpo_sg_tiny_cpu.yaml")], (), None)
+    plan = load.load_for([str(ROOT / "configs/kk/grpo_sg_tiny_cpu.yaml")], (), None)
     planned = MemoryPlan(run_shape(plan[0]), hardware.Hardware(host_memory_gib=24.0))
     assert f"{planned.host_gib * 2**30 / 1e9:.1f} GB planned" in found
 

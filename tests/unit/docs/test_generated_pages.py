@@ -15,6 +15,7 @@ import pytest
 
 from lab.bench import claims
 from sg_rlhf.plan import of_recipe
+from sg_rlhf.plan.load import load_for
 
 ROOT = Path(__file__).parents[3]
 
@@ -133,7 +134,7 @@ def test_a_cell_is_the_commands_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     make = load("scale")
     recipe = "configs/kk/grpo_sg_qwen2.5-3b-instruct.yaml"
     for name in make.HARDWARE:
-        config, machine = of_recipe.load_for([recipe], (), name)
+        config, machine = load_for([recipe], (), name)
         plan = of_recipe.plan_of(config, hardware=machine)
         assert plan is not None
         assert make.cell(plan.memory) == make.cell(make.plan_on(recipe, name))

@@ -141,7 +141,7 @@ def test_nothing_to_say_of_a_run_that_fits_this_machine(
 ) -> None:
     if platform:
         monkeypatch.setenv("SG_PLATFORM", platform)
-    assert before_run(load_config(TINY), tmp_path / "run") == []
+    assert before_run(load_config(TINY)) == []
 
 
 def test_a_recipe_for_gpus_where_there_are_none_is_refused_by_its_flags(
@@ -149,7 +149,7 @@ def test_a_recipe_for_gpus_where_there_are_none_is_refused_by_its_flags(
 ) -> None:
     if detect().gpus:
         pytest.skip("there are GPUs here")
-    assert before_run(load_config(THREE), tmp_path) == []
+    assert before_run(load_config(THREE)) == []
 
 
 def with_old_driver(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,9 +178,9 @@ def test_a_driver_too_old_is_named_before_the_flags(
 def test_at_ones_own_risk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with_old_driver(monkeypatch)
     with pytest.raises(UnfitMachine):
-        before_run(load_config(THREE), tmp_path / "run")
+        before_run(load_config(THREE))
     monkeypatch.setenv("SG_SKIP_DOCTOR", "1")
-    assert before_run(load_config(THREE), tmp_path / "run") == []
+    assert before_run(load_config(THREE)) == []
 
 
 def judged(
@@ -189,7 +189,7 @@ def judged(
     """The warnings of another machine, which has the model."""
     monkeypatch.setattr(recipe, "model", lambda *_, **__: None)
     monkeypatch.setattr("sg_rlhf.doctor.recipe.gather", lambda run_dir: machine)
-    return before_run(load_config(config, overrides), Path("runs/first"))
+    return before_run(load_config(config, overrides))
 
 
 def test_machines_that_fit_and_that_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,4 +210,4 @@ def test_on_a_cluster_the_drivers_node_may_have_nothing(monkeypatch: pytest.Monk
     gated = Check("model", FAILED, "gated, and not for this token", "org/gated")
     monkeypatch.setattr(recipe, "model", lambda *_, **__: gated)
     with pytest.raises(UnfitMachine, match=r"^model: found gated"):
-        before_run(load_config(THREE), Path("runs/first"))
+        before_run(load_config(THREE))

@@ -11,7 +11,7 @@ import pytest
 from sg_rlhf.config import load_config
 from sg_rlhf.machine.facts import Facts, Gpu
 from sg_rlhf.machine.hardware import named
-from sg_rlhf.plan import of_recipe
+from sg_rlhf.plan import load, of_recipe
 from sg_rlhf.plan.command import main
 from sg_rlhf.tasks.registry import DOMAINS
 from tests.unit.plan.runs import RECIPE
@@ -60,7 +60,7 @@ def test_other_hardware_and_other_sizes(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_the_settings_of_the_hardware_are_put_on_top() -> None:
-    config, machine = of_recipe.load_for([str(CONFIGS / RECIPE[8:])], (), "1x24gb")
+    config, machine = load.load_for([str(CONFIGS / RECIPE[8:])], (), "1x24gb")
     assert machine == named("1x24gb")
     assert config.sources[-1] == "hardware:1x24gb" and config.hardware == "1x24gb"
     assert config.value("ds.adam_offload") and config.value("actor.num_gpus_per_node") == 1
@@ -117,7 +117,7 @@ def test_the_whole_run_is_counted_where_its_prompts_are_here(
 def test_every_shipped_recipe_has_a_plan_and_fits_where_it_belongs() -> None:
     planned: list[str] = []
     for domain, file in [(d, f) for d in DOMAINS for f in (CONFIGS / d).glob("*.yaml")]:
-        config, _ = of_recipe.load_for([str(file)], (), None)
+        config, _ = load.load_for([str(file)], (), None)
         if not config.value("actor.model_name_or_path"):  # what others extend
             continue
         plan = of_recipe.plan_of(config)
@@ -133,7 +133,7 @@ def test_every_shipped_recipe_has_a_plan_and_fits_where_it_belongs() -> None:
 
 def test_the_cpus_recipes_are_planned_as_measured() -> None:
     """3.8 GB at most were measured, all processes together."""
-    config, _ = of_recipe.load_for([str(CONFIGS / "kk/grpo_sg_tiny_cpu.yaml")], (), None)
+    config, _ = load.load_for([str(CONFIGS / "kk/grpo_sg_tiny_cpu.yaml")], (), None)
     plan = of_recipe.plan_of(config)
     assert plan is not None and plan.time is None and plan.memory.fits
     assert plan.memory.host_gib * 2**30 / 1e9 == pytest.approx(3.8, rel=0.15)
@@ -143,7 +143,7 @@ def test_the_cpus_recipes_are_planned_as_measured() -> None:
 
 
 def chosen(recipe: str, hardware: str, *overrides: str) -> dict[str, Any]:
-    config, _ = of_recipe.load_for([str(CONFIGS / recipe)], overrides, hardware)
+    config, _ = load.load_for([str(CONFIGS / recipe)], overrides, hardware)
     return {key: config.value(key) for key, part in config.origin.items() if part == "the plan"}
 
 
@@ -170,8 +170,8 @@ def test_what_it_chooses_fits_with_a_reserve_and_is_not_slower() -> None:
         for hardware in ("1x24gb", "4x80gb", "8x80gb"):
             plain = load_config([str(CONFIGS / recipe), f"hardware:{hardware}"])
             before = of_recipe.plan_of(plain, hardware=named(hardware))
-            after = of_recipe.plan_of(of_recipe.fitted(plain), hardware=named(hardware))
+            after = of_recipe.plan_of(load.fitted(plain), hardware=named(hardware))
             assert before is not None and after is not None
             if before.memory.fits:
                 assert after.memory.fits and not after.memory.tight
-                assert after.seconds <= before.seconds * of_recipe.SLOWER
+                assert after.seconds <= before.seconds * load.SLOWER

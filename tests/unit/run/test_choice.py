@@ -10,9 +10,9 @@ import pytest
 
 from sg_rlhf import train
 from sg_rlhf.config import load_config
-from sg_rlhf.config.run_paths import run_dir_of
 from sg_rlhf.overlay.driver.arguments import upstream_arguments
-from sg_rlhf.plan.of_recipe import load_for, plan_of
+from sg_rlhf.plan.load import load_for, run_dir_of
+from sg_rlhf.plan.of_recipe import plan_of
 from sg_rlhf.run import command
 from sg_rlhf.run.choice import RECIPES, Choice, ChoiceError, Request, choose, host_memory_gib
 from tests.unit.machine.fake_nvml import install

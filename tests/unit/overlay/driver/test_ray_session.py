@@ -17,8 +17,8 @@ from ray.runtime_env.runtime_env import _merge_runtime_env
 from sg_rlhf.common import home
 from sg_rlhf.config import load_config
 from sg_rlhf.config.checks.input_files import token_counter
-from sg_rlhf.overlay.driver import model_revision, ray_session
-from sg_rlhf.overlay.driver.arguments import UsageError, upstream_arguments
+from sg_rlhf.overlay.driver import ray_session
+from sg_rlhf.overlay.driver.arguments import UsageError, pin_revision, upstream_arguments
 from sg_rlhf.overlay.settings import worker_settings
 from sg_rlhf.overlay.settings.worker_settings import WorkerSettings
 
@@ -139,7 +139,7 @@ def overrides(revision: str, model: str = "org/model") -> list[str]:
 
 def pinned(*words: str) -> argparse.Namespace:
     args = upstream_arguments(load_config(RECIPE, list(words)))
-    model_revision.pin(args)
+    pin_revision(args)
     return args
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import ray
 import torch
-from openrlhf.trainer.ppo_utils.experience import Experience
 from transformers import GPT2Config, LlamaConfig, Qwen2Config
 
 from sg_rlhf.overlay.learner import old_log_probs, overlapped_reference

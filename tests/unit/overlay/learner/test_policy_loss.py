@@ -20,7 +20,7 @@ from sg_rlhf.algo.token_weights import token_weights
 from sg_rlhf.algo.weightings import WEIGHTINGS, GrpoSG, TokenContext
 from sg_rlhf.config import ConfigError, SGSettings, load_config
 from sg_rlhf.config.checks.losses import check_weighting
-from sg_rlhf.config.correction_presets import CORRECTIONS
+from sg_rlhf.config.sg_settings import CORRECTIONS
 from sg_rlhf.overlay.learner.policy_loss import (
     LossBatch,
     MicroBatchLoss,
