@@ -83,7 +83,7 @@ class Trainer:
 
     def connect(self) -> tuple[int, int]:
         """Join the engine's group; the model's tensors and bytes."""
-        from sg_rlhf.overlay.learner.sync_trainer import SyncTrainer
+        from sg_rlhf.overlay.weight_sync.sync_trainer import SyncTrainer
 
         if not self.use_cuda_ipc:
             SyncTrainer.connect_engines(self)  # type: ignore[arg-type]

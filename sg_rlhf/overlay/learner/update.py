@@ -37,13 +37,13 @@ from sg_rlhf.algo.weightings.top_entropy import TopEntropy
 from sg_rlhf.overlay.checkpoints.strategy import Strategy
 from sg_rlhf.overlay.learner import (
     gradient_check,
-    memory,
+    measurements,
     micro_batches,
     nonfinite,
     parameter_update_check,
-    pass_times,
     rollout_constants,
 )
+from sg_rlhf.overlay.learner.measurements import PointInTime
 from sg_rlhf.overlay.learner.metrics import (
     MicroBatchMetrics,
     UpdateLog,
@@ -52,7 +52,6 @@ from sg_rlhf.overlay.learner.metrics import (
 )
 from sg_rlhf.overlay.learner.old_log_probs import RankOldLogProbs
 from sg_rlhf.overlay.learner.overlapped_reference import RankReference
-from sg_rlhf.overlay.learner.pass_times import PointInTime
 from sg_rlhf.overlay.learner.policy_loss import (
     MicroBatchLoss,
     PolicyOutput,
@@ -68,10 +67,10 @@ from sg_rlhf.overlay.learner.replay_buffer import (
     batch_on_device,
     policy_forward,
 )
-from sg_rlhf.overlay.learner.sync_trainer import SyncTrainer
 from sg_rlhf.overlay.learner.token_record import TokenRecord
 from sg_rlhf.overlay.model.log_prob_head import PolicyModel
 from sg_rlhf.overlay.weight_sync import log_prob_check
+from sg_rlhf.overlay.weight_sync.sync_trainer import SyncTrainer
 from sg_rlhf.run_dir import timing_keys
 from sg_rlhf.sampling.request_seeds import SeedKey, request_seed
 
@@ -172,7 +171,7 @@ class SGActorPPOTrainer(SyncTrainer):
         # Dropout draws the same numbers in a run that was resumed.
         key = SeedKey(self.args.train.seed, "update", self.actor.model.global_steps, 0)
         torch.manual_seed(request_seed(key, torch.distributed.get_rank()))
-        memory.reset_peak()
+        measurements.reset_peak()
         self._prepare_rollout(kl_ctl)
         try:
             train = self._train_lopti if self.args.sg.update == "lopti" else self._train_epochs
@@ -190,7 +189,7 @@ class SGActorPPOTrainer(SyncTrainer):
             status["actor_grad_norm_std"] = statistics.pstdev(norms)
             # Where both have a mean, the one that upstream logs stays.
             status = logged_names(self._log.statistics.metrics()) | status
-        status |= memory.max_over_ranks(self.strategy)
+        status |= measurements.max_over_ranks(self.strategy)
         status |= {timing_keys.PREFIX + k: self._seconds[k] for k in timing_keys.OF_THE_RANK}
         status["sg_optimizer_steps"] = self._log.rows
         return status
@@ -272,10 +271,10 @@ class SGActorPPOTrainer(SyncTrainer):
         started = time.perf_counter()
         self.reference.attach(experience, micro_batch.step, micro_batch.index)
         self._seconds["update_reference_log_probs"] += time.perf_counter() - started
-        forward_started = pass_times.now()
+        forward_started = measurements.now()
         needs_old = experience.action_log_probs is None
         output = self._loss(experience, micro_batch)
-        loss_done = pass_times.now()
+        loss_done = measurements.now()
         failed = self._loss_check.add(micro_batch.samples, output, experience)
         loss = output.loss
         if self.skips is not None:
@@ -288,7 +287,7 @@ class SGActorPPOTrainer(SyncTrainer):
                 entropies=output.entropy_BT,
             )
         self.strategy.backward(loss, self.actor, self.actor_optim)
-        self._passes.append((forward_started, loss_done, pass_times.now()))
+        self._passes.append((forward_started, loss_done, measurements.now()))
         self._log.add(self._metrics(experience, micro_batch, output, failed))
         if micro_batch.is_last:
             self._check_step()
@@ -360,8 +359,8 @@ class SGActorPPOTrainer(SyncTrainer):
         step = self.actor.model.global_steps + 1
         totals = self._log.reduce()
         for started, loss_done, done in self._passes:
-            self._seconds["update_forward"] += pass_times.seconds(started, loss_done)
-            self._seconds["update_backward"] += pass_times.seconds(loss_done, done)
+            self._seconds["update_forward"] += measurements.seconds(started, loss_done)
+            self._seconds["update_backward"] += measurements.seconds(loss_done, done)
         self._passes.clear()
         self._loss_check.finish(totals.failed, step, self.skips)
         if not self._is_checked:

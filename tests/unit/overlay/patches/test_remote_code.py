@@ -18,13 +18,13 @@ import torch
 
 from sg_rlhf.overlay.cluster import free_port as ports
 from sg_rlhf.overlay.fork_server.client import ForkServer
-from sg_rlhf.overlay.learner import sync_trainer
 from sg_rlhf.overlay.learner.actor import SGPolicyModelActor
 from sg_rlhf.overlay.learner.scoring_ranks import SGReferenceModelActor, SGRewardModelActor
 from sg_rlhf.overlay.learner.update import SGActorPPOTrainer
 from sg_rlhf.overlay.rollout.engine import SGRolloutActor
 from sg_rlhf.overlay.settings import worker_settings
 from sg_rlhf.overlay.settings.worker_settings import WorkerSettings
+from sg_rlhf.overlay.weight_sync import sync_trainer
 
 # -- A model's own code does not run unless the model is asked for by name; upstream runs it -----
 

@@ -20,11 +20,7 @@ from sg_rlhf.overlay.weight_sync import sender
 
 
 class SyncTrainer:
-    """Sends the policy's weights to the engines; the update is the subclass's.
-
-    Args:
-        vllm_engines: the rollout engines; None for none.
-    """
+    """Sends the policy's weights to the engines, if there are any; the update is the subclass's."""
 
     def __init__(
         self, strategy: Strategy, actor: PolicyModel, vllm_engines: list[ActorHandle] | None = None
