@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import uuid
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from sg_rlhf.overlay.checkpoints import manifest, paths
 from sg_rlhf.overlay.reporting import activity
 from sg_rlhf.overlay.reporting.errors import CheckpointError
+
+T = TypeVar("T")
 
 
 def finalize(written: Path, final: Path) -> None:
@@ -60,7 +62,7 @@ def _world_size() -> int:
     return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
 
 
-def _all_gather_objects(mine: Any) -> list[Any]:
+def _all_gather_objects(mine: T) -> list[T]:
     """Every rank's object, in the order of ranks."""
     import torch
 

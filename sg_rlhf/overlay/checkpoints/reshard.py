@@ -17,7 +17,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sg_rlhf.overlay.checkpoints import consensus
 from sg_rlhf.overlay.checkpoints.shards import (
@@ -33,12 +33,16 @@ from sg_rlhf.overlay.checkpoints.shards import (
 )
 from sg_rlhf.overlay.reporting.errors import CheckpointError
 
+if TYPE_CHECKING:
+    from deepspeed import DeepSpeedEngine
+    from torch import Tensor
+
 #: Name of the buffer of master weights; the other buffers have the moments' names.
 _MASTER = "master"
 
 
 @contextlib.contextmanager
-def load_resharded(model: Any, checkpoint: Path) -> Iterator[str]:
+def load_resharded(model: DeepSpeedEngine, checkpoint: Path) -> Iterator[str]:
     """Within this context the engine loads a checkpoint of any number of ranks.
 
     Every rank must enter it.
@@ -98,7 +102,7 @@ _ZERO_12 = _Keys("single_partition_of_fp32_groups", "base_optimizer_state")
 class ReshardingReader:
     """Replaces DeepSpeed's checkpoint engine: files as this rank would have written them."""
 
-    def __init__(self, model: Any, checkpoint: Path, written: SavedLayout) -> None:
+    def __init__(self, model: DeepSpeedEngine, checkpoint: Path, written: SavedLayout) -> None:
         import torch
 
         self._model, self._checkpoint, self._written = model, checkpoint, written
@@ -108,7 +112,7 @@ class ReshardingReader:
         self._ranks = model.seq_dp_world_size
         self._saved_shapes: list[Mapping[str, Any]] = []
 
-    def load(self, path: str, map_location: Any = None) -> dict[str, Any]:
+    def load(self, path: str, map_location: str | None = None) -> dict[str, Any]:
         """A file's contents; DeepSpeed loads the model's file first.
 
         Raises:
@@ -118,7 +122,7 @@ class ReshardingReader:
             return self._model_states(path, map_location)
         return {"optimizer_state_dict": self._optimizer_states()}
 
-    def _model_states(self, path: str, map_location: Any) -> dict[str, Any]:
+    def _model_states(self, path: str, map_location: str | None) -> dict[str, Any]:
         states: dict[str, Any] = self._engine.load(path, map_location=map_location)
         self._saved_shapes = states["param_shapes"]
         states["dp_world_size"] = self._ranks
@@ -206,7 +210,9 @@ class ReshardingReader:
                 "ds.lora.* that it was written with"
             )
 
-    def _buffers(self, states: Any, keys: _Keys, sizes: list[int]) -> dict[str, list[Any]]:
+    def _buffers(
+        self, states: dict[str, Any], keys: _Keys, sizes: list[int]
+    ) -> dict[str, list[Tensor]]:
         """The sharded tensors of a rank's file, without offloading's host buffers.
 
         Returns:
@@ -228,7 +234,7 @@ class ReshardingReader:
         self,
         states: dict[str, Any],
         keys: _Keys,
-        buffers: dict[str, list[Any]],
+        buffers: dict[str, list[Tensor]],
         saved: list[dict[str, int]],
         now: list[dict[str, int]],
     ) -> dict[str, Any]:
@@ -256,7 +262,7 @@ def _all(groups: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return {name: numel for group in groups for name, numel in group.items()}
 
 
-def _is_moment(name: str, value: Any) -> bool:
+def _is_moment(name: str, value: object) -> bool:
     # The step count is a tensor of no dimension.
     return getattr(value, "ndim", 0) == 1 and not name.endswith("_offload_buffer")
 
@@ -273,5 +279,5 @@ def _shared(state: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _copy(source: Any, shard: ShardRange, target: Any, to: ShardRange) -> None:
+def _copy(source: Tensor, shard: ShardRange, target: Tensor, to: ShardRange) -> None:
     target.narrow(0, to.offset, to.numel).copy_(source.narrow(0, shard.offset, shard.numel))

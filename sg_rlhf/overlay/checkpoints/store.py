@@ -18,11 +18,15 @@ import shutil
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sg_rlhf.common.atomic_io import disk_full_context
 from sg_rlhf.overlay.checkpoints import consensus, paths, reshard
 from sg_rlhf.overlay.reporting.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from deepspeed import DeepSpeedEngine
+    from openrlhf.utils.deepspeed import DeepspeedStrategy
 
 _HF_FOLDER = re.compile(rf"({paths.TAG.pattern})_hf")
 #: Suffix of the buffers that DeepSpeed's offloading adds to an optimizer's state.
@@ -31,12 +35,7 @@ _OFFLOAD_BUFFER = "_offload_buffer"
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """A checkpoint on the disk.
-
-    Attributes:
-        metric: the metric of the evaluation before it; None without one.
-        size: in bytes.
-    """
+    """A checkpoint on the disk: its evaluation's metric, None without one, and its size in bytes."""
 
     tag: str
     metric: float | None = None
@@ -56,10 +55,9 @@ class CheckpointInfo:
 def to_prune(
     saved: Iterable[CheckpointInfo], keep: int, max_bytes: float, needed: Collection[str]
 ) -> list[str]:
-    """Choose the checkpoints to delete.
+    """The checkpoints to delete: of the best all but the latest, of the others in upstream's order.
 
-    Of the best checkpoints the latest stays. Regular ones are deleted in upstream's order: first
-    those without a metric, then the worst, then the oldest.
+    First those without a metric, then the worst, then the oldest.
     """
     saved = list(saved)
     best = sorted((s for s in saved if s.is_best), key=lambda s: s.step)
@@ -78,11 +76,10 @@ def to_prune(
 def hf_folders_to_prune(
     tags: Iterable[str], keep: int, resumable: Collection[str] | None
 ) -> list[str]:
-    """Choose the ``_hf`` folders to delete: a folder stays as long as the checkpoint of its tag.
+    """The ``_hf`` folders to delete: one stays as long as the checkpoint of its tag.
 
-    Args:
-        resumable: tags of the checkpoints that are kept. None if no checkpoints are written; then
-            the newest folders stay.
+    ``resumable`` has the tags that are kept; None without checkpoints, then the newest folders
+    stay.
     """
     infos = [CheckpointInfo(tag) for tag in tags]
     best = sorted((s for s in infos if s.is_best), key=lambda s: s.step)
@@ -93,25 +90,24 @@ def hf_folders_to_prune(
 
 
 def save(
-    strategy: Any,
-    model: Any,
+    strategy: DeepspeedStrategy,
+    model: DeepSpeedEngine,
     save_dir: str,
     tag: str | None = None,
     max_num: int = 3,
     max_mem: int = 1000,
-    client_state: Any = None,
+    client_state: dict[str, Any] | None = None,
     save_latest: bool = True,
-    metric_value: Any = None,
-    metric_key: Any = None,
+    metric_value: float | None = None,
+    metric_key: str | None = None,
 ) -> None:
     """Save a checkpoint: a kill never leaves half of one, nor none.
 
     Prunes first, as upstream does, so that at most ``max_num`` checkpoints are on the disk. The one
-    named in ``latest`` is deleted only after the new one is complete. Upstream deletes it before
-    with ``ckpt.max_num=1``, or if its metric is the worst.
+    named in ``latest`` is deleted only after the new one is complete.
 
     Args:
-        tag: name of the checkpoint; None for ``global_step{N}``.
+        tag: None for ``global_step{N}``.
         max_mem: limit of all checkpoints together, in GiB.
 
     Raises:
@@ -185,19 +181,17 @@ def delete_pruned_hf_folders(
 
 
 def load_newest_intact(
-    load: Callable[..., Any], model: Any, load_dir: str, tag: str | None = None, **kwargs: Any
+    load: Callable[..., Any],
+    model: DeepSpeedEngine,
+    load_dir: str,
+    tag: str | None = None,
+    **kwargs: Any,
 ) -> Any:
-    """Load the newest intact checkpoint; all ranks load the same one.
+    """Load the newest intact checkpoint, or ``tag``; all ranks load the same one.
 
-    It may have been written by another number of ranks (:mod:`.reshard`).
-
-    ZeRO-3's offloading (``ds.enable_sleep``) keeps its host buffers as additional tensors of the
-    optimizer's state. They are saved with a checkpoint, and torch loads each to the parameter's
-    device: from then on the moments would be "offloaded" into a buffer on the GPU. Without the key
-    DeepSpeed allocates a new buffer in host memory.
-
-    Args:
-        tag: name of the checkpoint; None for the newest.
+    It may have been written by another number of ranks (:mod:`.reshard`). ZeRO-3's offloading
+    (``ds.enable_sleep``) saves its host buffers with the optimizer's state, and torch would load
+    them to the GPU: without them DeepSpeed allocates new ones in host memory.
 
     Raises:
         CheckpointError: no checkpoint is intact, or DeepSpeed does not load it.
@@ -222,10 +216,7 @@ def load_newest_intact(
 
 
 def save_model(write: Callable[[str], None], final: Path, is_rank_0: bool) -> None:
-    """Save a model's folder, which gets its name once it is complete.
-
-    Args:
-        write: writes the files to a folder; every rank must call it.
+    """Save a model's folder, which gets its name once it is complete; every rank must call it.
 
     Raises:
         OSError: the disk is full, or refuses; an earlier model is unchanged.

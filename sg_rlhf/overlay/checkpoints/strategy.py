@@ -8,7 +8,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from deepspeed import DeepSpeedEngine
+from openrlhf.models import Actor
 from openrlhf.utils.deepspeed import DeepspeedStrategy
+from transformers import PreTrainedTokenizerBase
 
 from sg_rlhf.overlay.checkpoints import store
 from sg_rlhf.overlay.cpu import platform
@@ -43,7 +46,9 @@ class Strategy(DeepspeedStrategy):
             leaf_layers.mark_models(self.stage, models)
         return super().prepare(*models)
 
-    def get_ds_train_config(self, optim_dict: Any = None, **kwargs: Any) -> dict[str, Any]:
+    def get_ds_train_config(
+        self, optim_dict: dict[str, Any] | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
         """DeepSpeed's settings, with torch's Adam."""
         config: dict[str, Any] = super().get_ds_train_config(adam.by_torch(optim_dict), **kwargs)
         return config
@@ -52,11 +57,19 @@ class Strategy(DeepspeedStrategy):
         """See :func:`.store.save`."""
         store.save(self, *args, **kwargs)
 
-    def load_ckpt(self, model: Any, load_dir: str, tag: str | None = None, **kwargs: Any) -> Any:
+    def load_ckpt(
+        self, model: DeepSpeedEngine, load_dir: str, tag: str | None = None, **kwargs: Any
+    ) -> Any:
         """See :func:`.store.load_newest_intact`."""
         return store.load_newest_intact(super().load_ckpt, model, load_dir, tag, **kwargs)
 
-    def save_model(self, model: Any, tokenizer: Any, output_dir: str | Path, **kwargs: Any) -> None:
+    def save_model(
+        self,
+        model: Actor,
+        tokenizer: PreTrainedTokenizerBase,
+        output_dir: str | Path,
+        **kwargs: Any,
+    ) -> None:
         """See :func:`.store.save_model`."""
         write = functools.partial(super().save_model, model, tokenizer, **kwargs)
         store.save_model(write, Path(output_dir), self.is_rank_0())

@@ -54,7 +54,7 @@ def query_locations(actors: Mapping[str, Iterable[Any]]) -> dict[str, list[Proce
     return {role: ray.get(refs) for role, refs in pending.items() if refs}
 
 
-def _of_actor(_actor: Any) -> ProcessLocation:
+def _of_actor(_actor: object) -> ProcessLocation:
     return this_process()
 
 

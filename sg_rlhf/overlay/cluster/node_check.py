@@ -13,11 +13,12 @@ import uuid
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import ray
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
+from ray import ObjectRef
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from sg_rlhf.common.environment import versions
@@ -114,7 +115,7 @@ def check_nodes(nodes: Sequence[str], run_dir: Path | None) -> None:
         )
 
 
-def _problem(address: str, report: Any, local: Mapping[str, str]) -> str:
+def _problem(address: str, report: ObjectRef, local: Mapping[str, str]) -> str:
     try:
         answer: NodeReport = ray.get(report, timeout=ANSWER_SECONDS)
     except ray.exceptions.GetTimeoutError:

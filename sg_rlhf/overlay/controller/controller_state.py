@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from openrlhf.trainer.ppo_utils.kl_controller import AdaptiveKLController, FixedKLController
+
 from sg_rlhf.overlay.rollout.async_buffer import BUFFER_KEY
 from sg_rlhf.overlay.rollout.generator import SamplesGenerator
 
@@ -25,7 +27,10 @@ class ControllerState:
     """
 
     def __init__(
-        self, generator: SamplesGenerator, kl_controller: Any, metric_key: str | None = None
+        self,
+        generator: SamplesGenerator,
+        kl_controller: AdaptiveKLController | FixedKLController,
+        metric_key: str | None = None,
     ) -> None:
         self._generator, self._kl_controller = generator, kl_controller
         self.metric_key = metric_key or ""

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 from argparse import Namespace
+from collections.abc import Sequence
 from typing import Any
 
 import ray
 from openrlhf.trainer.ray.launcher import RayActorGroup
 from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
+from ray.actor import ActorHandle
 
 from sg_rlhf.overlay.reporting.errors import SyncError
 from sg_rlhf.overlay.rollout.engine_pool import START_TIMEOUT, EnginePool
@@ -22,7 +24,9 @@ from sg_rlhf.overlay.weight_sync import log_prob_check, sender
 class EngineSync:
     """Sends the policy's weights to the engines of a run."""
 
-    def __init__(self, args: Namespace, policy: RayActorGroup, handles: Any) -> None:
+    def __init__(
+        self, args: Namespace, policy: RayActorGroup, handles: Sequence[ActorHandle]
+    ) -> None:
         self._args, self._policy = args, policy
         self._deadline = math.inf
         if handles:  # asked before any sync: a rank runs its calls in order

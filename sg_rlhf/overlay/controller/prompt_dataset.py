@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import itertools
+from argparse import Namespace
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from openrlhf.datasets import PromptDataset as Upstream
+from torchdata.stateful_dataloader import StatefulDataLoader
+from transformers import PreTrainedTokenizerBase
 
 from sg_rlhf.data_io import prompt_validation
 from sg_rlhf.data_io.prompt_rows import SUFFIXES, PromptSchema, table_rows
 from sg_rlhf.data_io.prompt_validation import checked, max_prompt_tokens, too_long
 from sg_rlhf.data_io.records import DataError
+from sg_rlhf.overlay.checkpoints.strategy import Strategy
 from sg_rlhf.overlay.reporting.errors import UnusablePrompts
 from sg_rlhf.tasks import chat
 
@@ -34,7 +38,7 @@ class PromptRows(list[tuple[str, Any]]):
         return chosen
 
 
-def training_loader(strategy: Any, tokenizer: Any) -> Any:
+def training_loader(strategy: Strategy, tokenizer: PreTrainedTokenizerBase) -> StatefulDataLoader:
     """The shuffled prompts of ``data.prompt_dataset``, one at a time."""
     data, seed = strategy.args.data, strategy.args.train.seed
     rows = read_prompts(
@@ -49,8 +53,13 @@ def training_loader(strategy: Any, tokenizer: Any) -> Any:
 
 
 def loader(
-    rows: PromptRows, limit: int | None, strategy: Any, tokenizer: Any, *, shuffle: bool = False
-) -> Any:
+    rows: PromptRows,
+    limit: int | None,
+    strategy: Strategy,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    shuffle: bool = False,
+) -> StatefulDataLoader:
     """The first ``limit`` of the rows as a data loader that yields one prompt at a time."""
     data = strategy.args.data
     if limit is not None:
@@ -64,7 +73,7 @@ def loader(
 def read_prompts(
     names: str,
     probabilities: str | None,
-    strategy: Any,
+    strategy: Strategy,
     seed: int = 42,
     max_count: int | None = None,
     dataset_split: str = "train",
@@ -97,7 +106,9 @@ def read_prompts(
     return PromptRows(sets[place["set"]][place["row"]] for place in drawn)
 
 
-def _read(name: str, split: str, fields: PromptSchema, strategy: Any) -> Iterator[tuple[str, Any]]:
+def _read(
+    name: str, split: str, fields: PromptSchema, strategy: Strategy
+) -> Iterator[tuple[str, Any]]:
     path = Path(name.partition("@")[0])
     if not getattr(strategy.args, "use_ms", False) or path.suffix in SUFFIXES or path.is_dir():
         return prompt_validation.read_prompts(name, split, fields)
@@ -108,7 +119,7 @@ def _read(name: str, split: str, fields: PromptSchema, strategy: Any) -> Iterato
     return checked(((f"{name}: row {number}", row) for number, row in numbered), fields)
 
 
-def _schema(data: Any) -> PromptSchema:
+def _schema(data: Namespace) -> PromptSchema:
     return PromptSchema(data.input_key, data.label_key, data.image_key, data.apply_chat_template)
 
 
@@ -121,7 +132,13 @@ class PromptDataset(Upstream):
 
     prompts: list[str]
 
-    def __init__(self, dataset: PromptRows, tokenizer: Any, strategy: Any, **kwargs: Any):
+    def __init__(
+        self,
+        dataset: PromptRows,
+        tokenizer: PreTrainedTokenizerBase,
+        strategy: Strategy,
+        **kwargs: Any,
+    ):
         """Read as upstream does. The error of a row is kept for :meth:`check`."""
         self._args = strategy.args
         fields = _schema(self._args.data)

@@ -114,7 +114,7 @@ class SampleLog:
                 del row["update_log_probs"]
             row["log_probs"] = row["log_probs"] or []
 
-    def _row(self, e: Any, i: int, version_runs: list[Any] | None) -> dict[str, Any]:
+    def _row(self, e: Experience, i: int, version_runs: list[Any] | None) -> dict[str, Any]:
         mask = e.action_mask[i].bool()
         tokens = e.sequences[i][1:][mask].tolist()
         dialogue = self._dialogue(e, i)
@@ -149,7 +149,7 @@ class SampleLog:
             if b > a + 1
         ]
 
-    def _dialogue(self, e: Any, i: int) -> str:
+    def _dialogue(self, e: Experience, i: int) -> str:
         """The response with the environment's text between its turns; "" if there is none."""
         actions = torch.where(e.action_mask[i].bool())[0]
         if not len(actions) or int(actions[-1] - actions[0]) + 1 == len(actions):

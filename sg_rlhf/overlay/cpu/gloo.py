@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from vllm.distributed.utils import stateless_init_torch_distributed_process_group
 
@@ -17,15 +15,19 @@ class GlooGroup:
     """
 
     def __init__(self, host: str, port: int, rank: int, world_size: int) -> None:
-        self._group: Any = stateless_init_torch_distributed_process_group(
-            host, port, rank, world_size, backend="gloo"
+        self._group: torch.distributed.ProcessGroup = (
+            stateless_init_torch_distributed_process_group(
+                host, port, rank, world_size, backend="gloo"
+            )
         )
 
-    def broadcast(self, tensor: torch.Tensor, src: int, stream: Any = None) -> None:
+    def broadcast(self, tensor: torch.Tensor, src: int, stream: object = None) -> None:
         """Send ``tensor`` from rank ``src`` to all ranks, in place, and wait for the end."""
         self.start_broadcast(tensor, src, stream).wait()
 
-    def start_broadcast(self, tensor: torch.Tensor, src: int, stream: Any = None) -> Any:
+    def start_broadcast(
+        self, tensor: torch.Tensor, src: int, stream: object = None
+    ) -> torch.distributed.Work:
         """Start :meth:`broadcast`, as NCCL's does."""
         del stream
         options = torch.distributed.BroadcastOptions()
@@ -35,7 +37,7 @@ class GlooGroup:
 
 
 def stateless_init_process_group(
-    master_address: str, master_port: int, rank: int, world_size: int, device: Any
+    master_address: str, master_port: int, rank: int, world_size: int, device: object
 ) -> GlooGroup:
     """Upstream's function of this name, with gloo instead of NCCL; same arguments."""
     del device

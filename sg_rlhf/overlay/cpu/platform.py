@@ -11,7 +11,11 @@ import os
 from collections.abc import Callable
 from importlib import metadata
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 #: "cpu" or "cuda". The driver sets it for every worker; a user may set it for the driver.
 PLATFORM_VARIABLE = "SG_PLATFORM"
@@ -87,12 +91,12 @@ def current_device() -> CpuDevice:
     return CpuDevice("cpu")
 
 
-def current_stream(*_device: Any) -> SimpleNamespace:
+def current_stream(*_device: object) -> SimpleNamespace:
     """``torch.cuda.current_stream``: a handle that upstream passes on and never uses."""
     return SimpleNamespace(cuda_stream=0)
 
 
-def set_device(_device: Any) -> None:
+def set_device(_device: object) -> None:
     """``torch.cuda.set_device``: does nothing, because there is one device."""
 
 
@@ -100,7 +104,7 @@ def empty_cache() -> None:
     """``torch.cuda.empty_cache``: does nothing, because there is no cache."""
 
 
-def synchronize(_device: Any = None) -> None:
+def synchronize(_device: object = None) -> None:
     """``torch.cuda.synchronize``: does nothing, because nothing runs asynchronously."""
 
 
@@ -159,7 +163,7 @@ def dtype_with_fp32(original: Callable[[str], Any]) -> Callable[[str], Any]:
     return convert_to_torch_dtype
 
 
-def fp16_supported(_accelerator: Any) -> bool:
+def fp16_supported(_accelerator: object) -> bool:
     """``CPU_Accelerator.is_fp16_supported``: yes, to try the fp16 recipes of GPUs on a CPU.
 
     It is slower than bf16 and needs a loss scale.
@@ -167,7 +171,7 @@ def fp16_supported(_accelerator: Any) -> bool:
     return True
 
 
-def multiply_in_float32(original: Callable[..., Any]) -> Callable[..., Any]:
+def multiply_in_float32(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Wrap a linear layer: bf16 inputs are multiplied in float32 and rounded to bf16 once.
 
     A CPU without bf16 units emulates torch's bf16 product. For the tiny model that is 29 times
@@ -176,7 +180,7 @@ def multiply_in_float32(original: Callable[..., Any]) -> Callable[..., Any]:
     """
     import torch
 
-    def linear(input: Any, weight: Any, bias: Any = None) -> Any:
+    def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if input.dtype != torch.bfloat16:
             return original(input, weight, bias)
         output = input.float() @ weight.float().t()
@@ -187,7 +191,9 @@ def multiply_in_float32(original: Callable[..., Any]) -> Callable[..., Any]:
     return linear
 
 
-def attend_in_float32(original: Callable[..., Any]) -> Callable[..., Any]:
+def attend_in_float32(
+    original: Callable[..., tuple[Tensor, None]],
+) -> Callable[..., tuple[Tensor, None]]:
     """Wrap transformers' ``sdpa`` attention: bf16 tensors are computed in float32, rounded once.
 
     The emulation makes torch's bf16 attention three times slower. A model looks up the function in
@@ -197,8 +203,13 @@ def attend_in_float32(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def attention(
-        layer: Any, query: Any, key: Any, value: Any, attention_mask: Any, **kwargs: Any
-    ) -> tuple[Any, None]:
+        layer: torch.nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]:
         if query.dtype != torch.bfloat16:
             return original(layer, query, key, value, attention_mask, **kwargs)
         if attention_mask is not None and attention_mask.is_floating_point():
@@ -211,7 +222,7 @@ def attend_in_float32(original: Callable[..., Any]) -> Callable[..., Any]:
     return attention
 
 
-def unsupported_settings(value: Any) -> list[str]:
+def unsupported_settings(value: Callable[[str], Any]) -> list[str]:
     """One sentence per setting that does not work without CUDA."""
     problems = []
     for key, allowed in REQUIRED_SETTINGS.items():

@@ -11,7 +11,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sg_rlhf.common import redaction
 from sg_rlhf.common.atomic_io import BestEffortStream, best_effort_output
@@ -24,6 +24,9 @@ from sg_rlhf.overlay.patches.version import UpstreamChanged
 from sg_rlhf.overlay.reporting import graceful_stop
 from sg_rlhf.ray_session import auth_token
 from sg_rlhf.run_dir import GRACE_SECONDS, alerts, jsonl_log
+
+if TYPE_CHECKING:
+    from sg_rlhf.overlay.cluster.placement import Placement
 
 #: The module of a run's ``train``. It imports OpenRLHF, which must come after the patches.
 TRAIN = "sg_rlhf.overlay.driver.train"
@@ -43,7 +46,7 @@ def fork_server_for_cpu() -> Iterator[fork_server.ForkServer | None]:
         workers.close()
 
 
-def _train(args: argparse.Namespace, placement: Any) -> None:
+def _train(args: argparse.Namespace, placement: Placement) -> None:
     importlib.import_module(TRAIN).train(args, placement)
 
 

@@ -9,7 +9,10 @@ runs without CUDA therefore keep DeepSpeed's hooks, and their weights.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 
 def mark_models(stage: int, models: Sequence[Any]) -> None:
@@ -24,7 +27,7 @@ def mark_models(stage: int, models: Sequence[Any]) -> None:
             mark(getattr(model, "model", model))
 
 
-def mark(model: Any) -> int:
+def mark(model: torch.nn.Module) -> int:
     """Mark the decoder layers of a model that DeepSpeed has not prepared yet.
 
     Returns:

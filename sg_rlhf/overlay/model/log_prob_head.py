@@ -26,6 +26,7 @@ import torch
 from openrlhf.models import Actor
 from openrlhf.models.ring_attn_utils import gather_and_pad_tensor, unpad_and_slice_tensor
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from sg_rlhf.algo.log_probs.fused_log_probs import selected_log_probs
 from sg_rlhf.config.derived.log_probs import FUSED_FAMILIES
@@ -57,12 +58,12 @@ class _HeadRequest:
     entropy: Tensor | None = None
 
 
-def _model_of(actor: Any) -> Any:
+def _model_of(actor: Actor) -> PreTrainedModel:
     """The actor's transformers model, also inside of DeepSpeed's engine."""
     return getattr(actor.model, "module", actor.model)
 
 
-def _log_prob_head(actor: Any) -> Any:
+def _log_prob_head(actor: Actor) -> torch.nn.Linear | None:
     """The model's head, patched to compute log-probs on request; None if it must give logits.
 
     Resolved at first use: until then DeepSpeed may replace the module.
@@ -113,7 +114,7 @@ def _head_forward(head: Any, original: Callable[[Tensor], Tensor], hidden: Tenso
 
 
 @contextlib.contextmanager
-def _head_request(model: Any, head: Any, request: _HeadRequest) -> Iterator[None]:
+def _head_request(model: PreTrainedModel, head: Any, request: _HeadRequest) -> Iterator[None]:
     """Set the request. The model's own change of logits moves into it for the pass."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     change = FUSED_FAMILIES[base.config.model_type]
@@ -237,7 +238,7 @@ def _request_at(
     return _HeadRequest(at, flat_targets, at, targets.shape, temperature, with_entropy)
 
 
-def _uses_prefix_sharing(actor: Any) -> bool:
+def _uses_prefix_sharing(actor: Actor) -> bool:
     """Whether this actor's packed rows contain each prompt once; needs :data:`VARLEN` attention."""
     if not (worker_settings.current().share_prompts and actor.packing_samples):
         return False

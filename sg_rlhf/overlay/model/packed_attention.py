@@ -27,10 +27,15 @@ import functools
 import inspect
 import itertools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sg_rlhf.overlay.cpu import platform
 from sg_rlhf.overlay.settings.worker_settings import VARLEN as VARLEN
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+    from torch.utils.weak import WeakTensorKeyDictionary
 
 _UNPACK = "set ds.packing_samples=false"
 
@@ -47,10 +52,10 @@ class Keys(NamedTuple):
     """
 
     prefix_of: list[int]
-    gather_index: Any
-    cu_seq_lens: Any
+    gather_index: Tensor
+    cu_seq_lens: Tensor
     max_length: int
-    masks: list[Any]
+    masks: list[Tensor | None]
 
 
 class PackedRow(NamedTuple):
@@ -61,7 +66,7 @@ class PackedRow(NamedTuple):
         keys: None if each sample attends only to itself.
     """
 
-    cu_seq_lens: Any
+    cu_seq_lens: Tensor
     lengths: list[int]
     max_length: int
     keys: Keys | None = None
@@ -79,7 +84,7 @@ def resolve_attention(requested: str, packing: bool) -> str:
     return requested if "flash_attention" in requested else VARLEN
 
 
-def row_from_positions(position_ids: Any) -> PackedRow:
+def row_from_positions(position_ids: Tensor) -> PackedRow:
     """The packed row of position ids; on CUDA with one host synchronisation.
 
     Args:
@@ -102,7 +107,9 @@ def row_from_positions(position_ids: Any) -> PackedRow:
     return PackedRow(_on(ends.to(torch.int32), position_ids.device), lengths, max(lengths))
 
 
-def row_with_prefixes(lengths: list[int], prefix_of: list[int], device: Any) -> PackedRow:
+def row_with_prefixes(
+    lengths: list[int], prefix_of: list[int], device: torch.device | str
+) -> PackedRow:
     """A row in which samples attend to a prefix sample as to their own earlier tokens."""
     import torch
 
@@ -132,7 +139,7 @@ def row_with_prefixes(lengths: list[int], prefix_of: list[int], device: Any) -> 
     )
 
 
-def _on(tensor: Any, device: Any) -> Any:
+def _on(tensor: Tensor, device: torch.device | str) -> Tensor:
     """Copy a host tensor to a device, from pinned memory and without waiting."""
     import torch
 
@@ -142,14 +149,14 @@ def _on(tensor: Any, device: Any) -> Any:
 
 
 def packed_attention(
-    query_THD: Any,
-    key_TKD: Any,
-    value_TKD: Any,
+    query_THD: Tensor,
+    key_TKD: Tensor,
+    value_TKD: Tensor,
     row: PackedRow,
     *,
     scale: float | None = None,
     window: int | None = None,
-) -> Any:
+) -> Tensor:
     """Causal attention within each sample and to its prefix; differentiable.
 
     Args:
@@ -172,7 +179,7 @@ def packed_attention(
 
 
 @functools.cache
-def _kernel() -> Callable[..., Any]:
+def _kernel() -> Callable[..., Tensor]:
     """torch's function. Before 2.13 it supports grouped heads without an argument."""
     from torch.nn.attention.varlen import varlen_attn
 
@@ -182,8 +189,13 @@ def _kernel() -> Callable[..., Any]:
 
 
 def _attend_on_cuda(
-    query: Any, key: Any, value: Any, row: PackedRow, scale: float | None, window: int | None
-) -> Any:
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    row: PackedRow,
+    scale: float | None,
+    window: int | None,
+) -> Tensor:
     import torch
 
     if query.dtype not in (torch.bfloat16, torch.float16):
@@ -202,8 +214,13 @@ def _attend_on_cuda(
 
 
 def _per_sample_sdpa(
-    query: Any, key: Any, value: Any, row: PackedRow, scale: float | None, window: int | None
-) -> Any:
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    row: PackedRow,
+    scale: float | None,
+    window: int | None,
+) -> Tensor:
     """One sdpa call per sample: no product is spent on padding."""
     import torch
 
@@ -235,13 +252,13 @@ def _per_sample_sdpa(
 
 
 @functools.cache
-def _rows() -> Any:
+def _rows() -> WeakTensorKeyDictionary:
     from torch.utils.weak import WeakTensorKeyDictionary
 
     return WeakTensorKeyDictionary()
 
 
-def cache_row(position_ids: Any, row: PackedRow) -> None:
+def cache_row(position_ids: Tensor, row: PackedRow) -> None:
     """Make :func:`cached_row` return this row for a tensor of positions.
 
     For rows with prefixes, whose samples cannot be found from the positions alone.
@@ -252,7 +269,7 @@ def cache_row(position_ids: Any, row: PackedRow) -> None:
     _rows()[position_ids] = row
 
 
-def cached_row(position_ids: Any) -> PackedRow:
+def cached_row(position_ids: Tensor) -> PackedRow:
     """:func:`row_from_positions`, computed once in the life of this tensor."""
     rows = _rows()
     if position_ids not in rows:
@@ -262,18 +279,18 @@ def cached_row(position_ids: Any) -> PackedRow:
 
 
 def attention(
-    layer: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    attention_mask: Any,
+    layer: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
     *,
     scaling: float | None = None,
     dropout: float = 0.0,
-    position_ids: Any = None,
+    position_ids: Tensor | None = None,
     sliding_window: int | None = None,
     **others: Any,
-) -> tuple[Any, None]:
+) -> tuple[Tensor, None]:
     """:func:`packed_attention` with the signature of transformers' attention functions.
 
     Args:
@@ -322,7 +339,12 @@ def with_cu_seqlens(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def flash_attention(
-        layer: Any, query: Any, key: Any, value: Any, attention_mask: Any, **kwargs: Any
+        layer: torch.nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        **kwargs: Any,
     ) -> Any:
         positions = kwargs.get("position_ids")
         known = attention_mask is not None or kwargs.get("cu_seq_lens_q") is not None

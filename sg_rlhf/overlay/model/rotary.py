@@ -9,10 +9,13 @@ after loading; DeepSpeed does not touch float32 buffers later.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 
-def restore(model: Any) -> int:
+def restore(model: torch.nn.Module) -> int:
     """Recompute rotary buffers that are not float32."""
     import torch
 

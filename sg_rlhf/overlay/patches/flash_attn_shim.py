@@ -13,7 +13,10 @@ import sys
 from collections.abc import Callable
 from importlib import machinery, metadata
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 #: The version that openrlhf's metadata pins.
 PINNED = "flash-attn==2.8.3"
@@ -32,26 +35,26 @@ def absent() -> bool:
     return not installed()
 
 
-def unpad_input(hidden_states: Any, attention_mask: Any) -> tuple[Any, ...]:
+def unpad_input(hidden_states: Tensor, attention_mask: Tensor) -> tuple[Any, ...]:
     """``[B, S, ...]`` -> the T unmasked tokens ``[T, ...]``, their indices, and the lengths."""
     from transformers import modeling_flash_attention_utils as library
 
     return library._unpad_input(hidden_states, attention_mask)
 
 
-def pad_input(hidden_states: Any, indices: Any, batch: int, seqlen: int) -> Any:
+def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -> Tensor:
     """``[T, ...]`` -> ``[B, S, ...]``, with zeros for masked tokens."""
     from transformers import modeling_flash_attention_utils as library
 
     return library._pad_input(hidden_states, indices, batch, seqlen)
 
 
-def index_first_axis(tensor: Any, indices: Any) -> Any:
+def index_first_axis(tensor: Tensor, indices: Tensor) -> Tensor:
     """Select rows: ``[N, ...]`` and T indices -> ``[T, ...]``."""
     return tensor[indices]
 
 
-def rearrange(tensor: Any, pattern: str, **sizes: int) -> Any:
+def rearrange(tensor: Tensor, pattern: str, **sizes: int) -> Tensor:
     """``einops.rearrange``, which flash-attn re-exports."""
     import einops
 

@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import wrapt
@@ -130,7 +131,7 @@ def apply_at_import(patches: Iterable[Patch]) -> None:
         wrapt.register_post_import_hook(functools.partial(_on_ours, patch), ours)
 
 
-def _on_upstream(patch: Patch, _module: Any) -> None:
+def _on_upstream(patch: Patch, _module: ModuleType) -> None:
     """Apply a row after the import of its module.
 
     This imports our module, too. If our module is the one that imports upstream's, its replacement
@@ -144,7 +145,7 @@ def _on_upstream(patch: Patch, _module: Any) -> None:
         _apply(patch)
 
 
-def _on_ours(patch: Patch, _module: Any) -> None:
+def _on_ours(patch: Patch, _module: ModuleType) -> None:
     if patch not in _applied and patch.module in _imported and patch.when():
         _apply(patch)
 

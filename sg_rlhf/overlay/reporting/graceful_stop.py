@@ -13,7 +13,7 @@ import contextlib
 import signal
 import time
 from pathlib import Path
-from typing import Any
+from types import FrameType
 
 from sg_rlhf.overlay.reporting import activity
 
@@ -65,7 +65,7 @@ def stop_requested(run_dir: Path | None) -> bool:
     return run_dir is not None and (run_dir / STOP_FILE).exists()
 
 
-def interrupt(signum: int, _frame: Any) -> None:
+def interrupt(signum: int, _frame: FrameType | None) -> None:
     """Handle a signal before there is anything to save, and Ctrl-C at any time."""
     if not _is_new(signum):
         return
@@ -99,7 +99,7 @@ class GracefulStop:
         if self._stop_file is not None:
             self._stop_file.unlink(missing_ok=True)
 
-    def _request_stop(self, signum: int, _frame: Any) -> None:
+    def _request_stop(self, signum: int, _frame: FrameType | None) -> None:
         if not _is_new(signum):
             return
         if self._requested or self._stop_file is None:
@@ -115,5 +115,5 @@ class GracefulStop:
         )
         signal.setitimer(signal.ITIMER_REAL, max(self._seconds, 1e-3))
 
-    def _end(self, _signum: int, _frame: Any) -> None:
+    def _end(self, _signum: int, _frame: FrameType | None) -> None:
         raise TerminatedNow(f"no rollout ended within {self._seconds:g} s")

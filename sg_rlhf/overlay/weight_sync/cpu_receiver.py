@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ class CpuWorkerWrap(BucketWorkerWrap, SeededSamplingExtension):
         self._received: list[tuple[str, torch.Tensor]] = []
 
     def update_weight(
-        self, name: str, dtype: torch.dtype, shape: Any, empty_cache: bool = False
+        self, name: str, dtype: torch.dtype, shape: Sequence[int], empty_cache: bool = False
     ) -> None:
         """Receive one parameter. All are loaded with the last one of a sync (``empty_cache``)."""
         weight = torch.empty(tuple(shape), dtype=dtype)

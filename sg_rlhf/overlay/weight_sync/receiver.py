@@ -8,9 +8,9 @@ arrived. It begins with the first bucket of a sync and ends after the last.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import vllm
@@ -25,6 +25,10 @@ from vllm.platforms import current_platform
 
 from sg_rlhf.overlay.weight_sync import buckets
 
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig, VllmConfig
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
 
 class BucketWorkerWrap(WorkerWrap):
     """Upstream's worker extension that also receives buckets of tensors.
@@ -33,10 +37,10 @@ class BucketWorkerWrap(WorkerWrap):
     """
 
     device: torch.device
-    model_config: Any
-    model_runner: Any
-    vllm_config: Any
-    _opened_buffer: Any = None
+    model_config: ModelConfig
+    model_runner: GPUModelRunner
+    vllm_config: VllmConfig
+    _opened_buffer: torch.Tensor | None = None
 
     def engine_facts(self) -> dict[str, Any]:
         """What this engine runs with: for ``environment.json``."""
@@ -72,9 +76,8 @@ class BucketWorkerWrap(WorkerWrap):
         """Receive one bucket of a sync, verify its checksum and load its tensors.
 
         Args:
-            handles: on a GPU shared with the trainer, with the first bucket: physical GPU -> CUDA
-                IPC handle of the buffer that all buckets of the sync arrive in. None for a
-                broadcast.
+            handles: with the first bucket on a shared GPU: physical GPU -> CUDA IPC handle of the
+                buffer that all buckets arrive in. None for a broadcast.
 
         Returns:
             None, or one line with the error. Then nothing of the bucket is loaded.
@@ -126,13 +129,14 @@ class BucketWorkerWrap(WorkerWrap):
             torch.cuda.synchronize()
 
 
-def _open_ipc_handle(handle: Any, device_index: int) -> torch.Tensor:
+def _open_ipc_handle(
+    handle: tuple[Callable[..., torch.Tensor], tuple[Any, ...]], device_index: int
+) -> torch.Tensor:
     """Another process's tensor on this worker's GPU, which may have another index there."""
     rebuild, arguments = handle
     arguments = list(arguments)
     arguments[6] = device_index  # of torch.multiprocessing.reductions.rebuild_cuda_tensor
-    tensor: torch.Tensor = rebuild(*arguments)
-    return tensor
+    return rebuild(*arguments)
 
 
 def _loaded_binaries() -> dict[str, int]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from peft import PeftModel
@@ -41,7 +41,9 @@ def engine_tensors(model: nn.Module, without_frozen: bool = False) -> dict[str, 
     return _in_checkpoint_layout(base, _own_tensors(model, base, without_frozen))
 
 
-def _own_tensors(model: nn.Module, base: Any, without_frozen: bool) -> dict[str, TensorSource]:
+def _own_tensors(
+    model: nn.Module, base: nn.Module, without_frozen: bool
+) -> dict[str, TensorSource]:
     """The tensors by the names of the model's own parameters, with adapters merged."""
     if base is model:
         return {
@@ -63,7 +65,9 @@ def _own_tensors(model: nn.Module, base: Any, without_frozen: bool) -> dict[str,
     return sources
 
 
-def _in_checkpoint_layout(model: Any, own: dict[str, TensorSource]) -> dict[str, TensorSource]:
+def _in_checkpoint_layout(
+    model: nn.Module, own: dict[str, TensorSource]
+) -> dict[str, TensorSource]:
     """Replace tensors that have another layout in a checkpoint, such as stacked experts.
 
     A tensor that is only renamed keeps its name, and so does one that a checkpoint joins with
@@ -92,7 +96,7 @@ def _in_checkpoint_layout(model: Any, own: dict[str, TensorSource]) -> dict[str,
 class _Parts:
     """The tensors of a checkpoint that one parameter is made of. All are converted at once."""
 
-    def __init__(self, model: Any, name: str, source: TensorSource) -> None:
+    def __init__(self, model: nn.Module, name: str, source: TensorSource) -> None:
         self._model, self._name, self._source = model, name, source
         self._left: dict[str, torch.Tensor] = {}
 
@@ -108,7 +112,7 @@ def _plain(parameter: nn.Parameter) -> TensorSource:
     return TensorSource((parameter,), _shape(parameter), lambda: parameter.data)
 
 
-def _merged(layer: Any, weight: nn.Parameter) -> TensorSource:
+def _merged(layer: LoraLayer, weight: nn.Parameter) -> TensorSource:
     (adapter,) = layer.active_adapters
     lora = [parameter for name, parameter in layer.named_parameters() if "lora_" in name]
 
@@ -120,6 +124,6 @@ def _merged(layer: Any, weight: nn.Parameter) -> TensorSource:
     return TensorSource((weight, *lora), _shape(weight), materialize)
 
 
-def _shape(parameter: Any) -> tuple[int, ...]:
+def _shape(parameter: nn.Parameter) -> tuple[int, ...]:
     """The whole shape, also of a parameter that ZeRO-3 has partitioned."""
     return tuple(getattr(parameter, "ds_shape", parameter.shape))
