@@ -47,11 +47,7 @@ def latest_tag(folder: Path) -> str:
 
 
 def write_latest(folder: Path, tag: str) -> None:
-    """Write the tag to resume from.
-
-    Raises:
-        OSError: it cannot be written; the earlier tag is unchanged.
-    """
+    """Write the tag to resume from; on an OSError the earlier tag is unchanged."""
     write_whole(folder / LATEST, tag, sync=True)
 
 
@@ -95,10 +91,7 @@ def remove(path: Path) -> None:
 
 
 def remove_incomplete(folder: Path) -> list[str]:
-    """Delete what interrupted saves left in a folder of checkpoints.
-
-    A checkpoint that was about to be replaced gets its name back.
-    """
+    """Delete what interrupted saves left; a checkpoint about to be replaced gets its name back."""
     deleted = []
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         match = _LEFTOVER.fullmatch(path.name)
@@ -114,19 +107,15 @@ def remove_incomplete(folder: Path) -> list[str]:
 
 
 def temp_model_path(final: Path) -> Path:
-    """The temporary path at which a Hugging Face folder is written.
-
-    Inside ``final`` if that exists, since it may be a mount or a link; otherwise next to it.
-    """
+    """Where a Hugging Face folder is written: inside ``final`` if that exists, else next to it."""
     return final / temp_path(final).name if final.is_dir() else temp_path(final)
 
 
 def tidy_model(final: Path) -> None:
     """Correct files that the libraries write into a Hugging Face folder.
 
-    safetensors makes its files readable by their owner only: they get the umask's mode. peft writes
-    sets into an adapter's config, whose order changes from run to run: they are sorted. peft's
-    README is an empty template with a path of this machine: it is deleted.
+    safetensors makes files readable by their owner only; the order of sets that peft writes changes
+    from run to run; peft's README is an empty template with a path of this machine.
     """
     written = temp_model_path(final)
     probe = written / ".mode"
@@ -147,10 +136,8 @@ def tidy_model(final: Path) -> None:
 
 
 def sync_model(final: Path) -> None:
-    """Sync the files of a Hugging Face folder to disk.
-
-    Raises:
-        OSError: they do not fit, which some file systems report only now.
+    """Sync the files of a Hugging Face folder to disk; some file systems report a full disk only
+    now.
     """
     for path in temp_model_path(final).rglob("*"):
         if path.is_file():

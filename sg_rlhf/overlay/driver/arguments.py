@@ -65,8 +65,8 @@ def upstream_arguments(config: Config) -> Namespace:
 def with_absolute_paths(config: Config) -> Config:
     """The configuration for workers, which may have been started in another folder.
 
-    Only a name that is there, seen from here, is a path; others may be ids of a hub. The run
-    directory's ``config.yaml`` keeps them as they were given.
+    Only a name that is there, seen from here, is a path; others may be ids of a hub.
+    ``config.yaml`` keeps them as they were given.
     """
     given = config.values
     absolute: dict[str, Any] = {

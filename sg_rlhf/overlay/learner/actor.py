@@ -246,16 +246,11 @@ class SGPolicyModelActor(OwnPort, BaseModelActor):  # type: ignore[misc]  # upst
         return float(self.trainer.weight_sync.deadline_seconds)
 
     def prompt_log_probs(self, sequences: list[list[int]]) -> list[list[float]]:
-        """Log-probs of fixed sequences at temperature 1, for the check of a weight sync.
+        """For each sequence of token ids log p(token t | tokens before t), t from 1, at temperature
+        1.
 
-        A micro-batch has sequences of similar length, at most ``rollout.micro_batch_size``. Every
-        rank must be called: under ZeRO-3 a forward pass gathers the parameters.
-
-        Args:
-            sequences: token ids.
-
-        Returns:
-            For each sequence log p(token t | tokens before t), t from 1.
+        For the check of a weight sync. A micro-batch has sequences of similar length. Every rank
+        must be called: under ZeRO-3 a forward pass gathers the parameters.
         """
         device = torch.cuda.current_device()
         temperature, self.actor.temperature = self.actor.temperature, 1.0

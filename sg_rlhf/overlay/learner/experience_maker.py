@@ -36,11 +36,8 @@ class ScoredRollout:
     Attributes:
         micro_batches: all of the first rank, all of the second, and so on.
         masked_rows: rows of ``nonfinite.jsonl`` about samples that were masked.
-        empty_responses: responses without a token.
-        idle_fraction: of the update, see
-            :func:`sg_rlhf.overlay.learner.micro_batches.dp_idle_fraction`; None if unknown.
-        pending_reference: log-probs that are computed during the update; None if they were computed
-            before.
+        idle_fraction: see :func:`.micro_batches.dp_idle_fraction`; None if unknown.
+        pending_reference: log-probs computed during the update; None if computed before.
     """
 
     micro_batches: list[Experience]
@@ -53,9 +50,7 @@ class ScoredRollout:
 class ExperienceMaker:
     """Turns a rollout's samples into experience: log-probs, KL, rewards, advantages.
 
-    Args:
-        reference: the reference model's ranks; None without a KL.
-        reward: the reward model's ranks; None where the samples have their rewards.
+    ``reference`` is None without a KL, ``reward`` where the samples have their rewards.
     """
 
     def __init__(
@@ -110,14 +105,11 @@ class ExperienceMaker:
 
     @torch.no_grad()
     def add_scores(self, samples_list: list[Experience]) -> None:
-        """Run the models' forward passes and add log-probs, rewards and KL to the samples.
+        """Run the models' forward passes and add log-probs, rewards and KL to the micro-batches.
 
         The policy's pass is skipped if the update computes the old log-probs
         (:mod:`.old_log_probs`), the reference's if it overlaps the update
-        (:mod:`.overlapped_reference`). Models on GPUs of their own run at the same time.
-
-        Args:
-            samples_list: micro-batches; changed in place.
+        (:mod:`.overlapped_reference`).
         """
         train = self.args.train
         has_rewards = samples_list[0].rewards is not None
@@ -157,10 +149,8 @@ class ExperienceMaker:
     def _start_pass(
         self, name: str, group: RayActorGroup, wait: bool, **inputs: list[Any]
     ) -> list[ObjectRef]:
-        """Start a forward pass of a model on all its ranks.
-
-        Args:
-            wait: whether it shares GPUs with the next model, so that it must finish first.
+        """Start a model's forward pass on all its ranks; ``wait`` if it shares GPUs with the next
+        one.
         """
         with self._clock.section(name):
             references: list[ObjectRef] = group.async_run_method_batch(

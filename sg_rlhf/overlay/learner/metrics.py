@@ -88,11 +88,12 @@ class MicroBatchMetrics:
 
 @dataclass(frozen=True)
 class StepTotals:
-    """The micro-batches since the last reduction, over all ranks.
+    """The micro-batches since the last reduction.
 
     Attributes:
         failed: of each micro-batch of this rank, whether its loss is not finite.
-        mismatch: mean abs(old - engine's log-prob); None without tokens that have both.
+        mismatch: mean abs(old - engine's log-prob) over all ranks; None without tokens that have
+            both.
     """
 
     failed: list[bool]
@@ -100,11 +101,7 @@ class StepTotals:
 
 
 class UpdateLog:
-    """The rows of ``optimizer_steps.jsonl`` of one update, and the update's means.
-
-    Args:
-        group: of the data-parallel ranks; None for all ranks.
-    """
+    """The rows of ``optimizer_steps.jsonl`` of one update, and the update's means."""
 
     def __init__(self, group: ProcessGroup | None) -> None:
         self._group = group

@@ -52,10 +52,7 @@ def has_variable_size(args: Namespace) -> bool:
 
 
 def _fills_on_one_rank(args: Namespace) -> bool:
-    """Whether a single rank fills its micro-batches by tokens.
-
-    Not with shared prompts, whose responses have to be neighbours, and not with padding.
-    """
+    """Whether a single rank fills its micro-batches by tokens: not padding, not shared prompts."""
     return bool(args.ds.packing_samples) and not worker_settings.shares_prompts(args)
 
 
@@ -70,10 +67,8 @@ def prepare_strategy(strategy: Strategy) -> None:
 
 
 def scoring_micro_batches(samples: list[Experience], args: Namespace) -> list[list[int]]:
-    """The micro-batches of the forward passes before the update.
-
-    Returns:
-        Indices of samples: all micro-batches of the first rank, then of the second, and so on.
+    """Indices of samples for the passes before the update: all of the first rank, then of the
+    second.
     """
     lengths = [int(sample.total_length) for sample in samples]
     if args.train.dynamic_batch_enable:
@@ -186,11 +181,7 @@ def concat(
 
 
 def unbatch(experience: Experience) -> list[Experience]:
-    """An experience's samples as experiences of one each, without their padding.
-
-    Raises:
-        ValueError: a field has not one value per sample.
-    """
+    """An experience's samples as experiences of one each, without their padding."""
     count = len(experience.sequences)
     width = experience.attention_mask.shape[1]
     lengths = [int(mask.nonzero()[-1]) + 1 for mask in experience.attention_mask]

@@ -64,11 +64,9 @@ _FIELDS = {
 def check_samples(
     experiences: list[Experience], group: int, on_nonfinite: str
 ) -> list[dict[str, Any]]:
-    """Stop, or mask the samples that are not finite, before advantages are computed.
+    """Stop, or mask the samples that are not finite, before advantages are computed; in place.
 
-    Args:
-        experiences: the rollout in batches of any size, with ``index``; changed in place. A reward
-            that is not finite becomes the mean of the finite ones, which keeps the rollout's mean.
+    A reward that is not finite becomes the mean of the finite ones, which keeps the rollout's mean.
 
     Raises:
         NonFiniteError: a value is not finite, and ``on_nonfinite`` is ``stop``.
@@ -108,11 +106,7 @@ def _check(experience: Experience, cause: str, name: str, on_nonfinite: str) -> 
 def check_finite(
     cause: str, values: Tensor, mask_BT: Tensor | None, prompts: Sequence[str]
 ) -> None:
-    """Stop if values of a batch are not finite, before anything is trained on them.
-
-    Args:
-        values: [B, T] with a mask, [B] or [B, 1] without.
-        mask_BT: [B, T], not 0 at response tokens.
+    """Stop if values [B, T] with a mask, or [B] or [B, 1] without, are not finite.
 
     Raises:
         NonFiniteError: a value is not finite where the mask is not 0.
@@ -151,14 +145,10 @@ class LossCheck:
         self._micro_batches: list[_Evidence] = []
 
     def add(self, samples: list[Experience], output: MicroBatchLoss, batch: Experience) -> Tensor:
-        """Add a micro-batch; does not wait for the device.
+        """Add a micro-batch; whether its policy loss is not finite, as a bool scalar. Does not
+        wait.
 
-        Args:
-            output: its loss. A log-prob that is not finite makes it so too: its ratio to itself is
-                NaN.
-
-        Returns:
-            bool scalar: whether its policy loss is not finite.
+        A log-prob that is not finite makes the loss so too: its ratio to itself is NaN.
         """
         evidence = _Evidence(
             samples,
@@ -174,9 +164,6 @@ class LossCheck:
 
     def finish(self, failed: Sequence[bool], step: int, skips: RankSkips | None) -> None:
         """Stop, or report to ``skips``, if a micro-batch failed; forget the micro-batches.
-
-        Args:
-            skips: of this rank; None stops.
 
         Raises:
             NonFiniteError: one failed, and there are no ``skips``.
@@ -220,11 +207,7 @@ class TooManySkips(Exception):
 
 
 def masked_row(cause: str, message: str, prompts: Iterable[int], count: int) -> dict[str, Any]:
-    """The row of samples that were masked before the update for one cause.
-
-    Args:
-        cause: name of the values that are not finite.
-    """
+    """The row of samples that were masked before the update for one cause."""
     return {
         "optimizer_step": None,
         "cause": cause,
@@ -276,11 +259,7 @@ class RankSkips:
         return [index // self._group_size for index in indices]
 
     def spoil_loss(self, loss: Tensor, failed: Tensor, samples: list[Experience]) -> Tensor:
-        """The loss of a micro-batch, or NaN if it failed; before backward.
-
-        Args:
-            failed: bool scalar: whether the policy loss is not finite.
-        """
+        """The loss of a micro-batch, or NaN if it failed (a bool scalar); before backward."""
         self._failed = failed
         self._step_prompts += self._prompts_of(samples)
         return loss * torch.where(failed, torch.nan, 1.0)
@@ -288,8 +267,8 @@ class RankSkips:
     def spoil_gradients_of(self, model: torch.nn.Module) -> None:
         """Give the layers below the output head a NaN gradient where the loss is not finite.
 
-        Needed if all tokens of a step are masked. Then the loss is 0/0, but no log-prob connects it
-        to the layers.
+        If all tokens of a step are masked, the loss is 0/0, but no log-prob connects it to the
+        layers.
         """
 
         def spoiled(gradient: Tensor) -> Tensor:

@@ -36,11 +36,7 @@ def rule_of(args: Namespace) -> OldLogProbRule:
 
 
 class RankOldLogProbs:
-    """The old log-probs of one rank's samples.
-
-    Args:
-        skips: of this rank; None stops where a log-prob is not finite.
-    """
+    """The old log-probs of one rank's samples; without ``skips`` it stops where one is not finite."""
 
     def __init__(
         self,
@@ -90,10 +86,8 @@ class RankOldLogProbs:
                 self._skips.mask_sample(item)
 
     def store(self, items: list[Experience], log_probs_BT: torch.Tensor) -> None:
-        """Store the old log-probs of the first optimizer step, for a second epoch.
-
-        Args:
-            log_probs_BT: detached, [B, T], padded on the right.
+        """Store the first optimizer step's old log-probs [B, T], padded on the right, for a second
+        epoch.
         """
         _store_rows(items, log_probs_BT)
         # The step is skipped if they are not finite. A second epoch would use them again.

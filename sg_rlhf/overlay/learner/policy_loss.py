@@ -61,8 +61,7 @@ class PolicyOutput:
     """The policy's forward pass over a micro-batch, with gradients.
 
     Attributes:
-        log_probs_BT: [B, T], of the response tokens.
-        entropy_BT: [B, T], of the policy at each position; None where nothing reads it.
+        entropy_BT: [B, T], at each position; None where nothing reads it.
         aux_loss: scalar, the router's loss of a mixture of experts; None without one.
     """
 
@@ -73,12 +72,7 @@ class PolicyOutput:
 
 @dataclass(frozen=True)
 class RolloutConstants:
-    """What all micro-batches of a rollout share.
-
-    Attributes:
-        kl_coef: coefficient of the KL to the reference.
-        lopti_pass: the present pass of ``sg.update=lopti``; None without passes.
-    """
+    """What all micro-batches of a rollout share; ``lopti_pass`` is None without passes."""
 
     kl_coef: float = 0.0
     mean_weight: float | None = None
@@ -152,11 +146,7 @@ class MicroBatchLoss:
 
 
 def loss_settings(args: Namespace, upstream_loss: PolicyLoss) -> UpdateLossSettings:
-    """The settings of a run.
-
-    Raises:
-        ValueError: a weight that cannot vary.
-    """
+    """The settings of a run; ValueError for a weight that cannot vary."""
     # A run prints its dead zones when it starts.
     warnings.filterwarnings("ignore", category=DeadZoneWarning)
     kind = args.actor.policy_loss_type
@@ -218,11 +208,7 @@ def loss_batch(
 def weighting_context(
     batch: LossBatch, rollout: RolloutConstants, eps: tuple[float, float], entropy: Tensor | None
 ) -> TokenContext:
-    """The weighting's inputs other than p.
-
-    Args:
-        entropy: [B, T]; None where it was not computed.
-    """
+    """The weighting's inputs other than p."""
     return TokenContext(
         old_log_probs=batch.old_log_probs_BT,
         advantages=batch.advantages_BT,

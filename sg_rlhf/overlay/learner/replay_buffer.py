@@ -57,11 +57,8 @@ class Denominators:
         return self.responses if aggregation == "seq-mean" else self.prompts
 
     def mean(self, values_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
-        """This rank's share of the mean over the step's tokens; with ``prompt-mean`` over prompts.
-
-        Args:
-            values_BT: [B, T].
-            mask_BT: [B, T], not 0 on the tokens that count.
+        """This rank's share of the mean of [B, T] over the step's tokens; with ``prompt-mean`` over
+        prompts.
         """
         aggregation = "token-mean" if self.prompt_tokens_B is None else PROMPT_MEAN
         share = aggregate(
@@ -108,11 +105,7 @@ def batch_on_device(samples: list[Experience], args: Namespace) -> Experience:
 
 
 def policy_forward(actor: PolicyModel, batch: Experience, **options: Any) -> Any:
-    """The policy's forward pass over a batch.
-
-    Returns:
-        Log-probs [B, T] of the response tokens; (log-probs, output) with ``return_output``.
-    """
+    """Log-probs [B, T] of the response tokens; (log-probs, output) with ``return_output``."""
     return actor(
         batch.sequences,
         batch.action_mask,
@@ -222,11 +215,7 @@ class UpdateBatching:
 
     @staticmethod
     def _count(tokens_of: list[int], steps: Steps, group: ProcessGroup) -> torch.Tensor:
-        """Response tokens, samples with one, and samples of each optimizer step on all ranks.
-
-        Returns:
-            float32 [steps, 3] on the ranks' device.
-        """
+        """Float32 [steps, 3]: response tokens, samples with one, and samples, on all ranks."""
         counts = torch.zeros(len(steps), 3, dtype=torch.float64)
         for number, step in enumerate(steps):
             for i in itertools.chain.from_iterable(step):
@@ -244,11 +233,7 @@ class UpdateBatching:
     def _count_per_prompt(
         self, buffer: NaiveReplayBuffer, steps: Steps, group: ProcessGroup
     ) -> torch.Tensor:
-        """Response tokens of each prompt of the rollout in each optimizer step on all ranks.
-
-        Returns:
-            float32 [steps, prompts] on the ranks' device.
-        """
+        """Float32 [steps, prompts]: response tokens on all ranks."""
         prompts = self._strategy.args.rollout.batch_size
         counts = torch.zeros(len(steps), prompts, dtype=torch.float64)
         for number, step in enumerate(steps):

@@ -17,14 +17,10 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 
 
 def mask_samples(experience: Experience, rows: torch.Tensor, mean_reward: float) -> None:
-    """Mask samples of an experience, and replace their non-finite values.
+    """Mask B samples where ``rows`` [B] is true, and replace what is not finite; in place.
 
-    Upstream multiplies values by the mask, and NaN times 0 is NaN.
-
-    Args:
-        experience: of B samples; changed in place.
-        rows: bool [B], the samples to mask.
-        mean_reward: replaces a reward that is not finite.
+    Upstream multiplies values by the mask, and NaN times 0 is NaN. A reward becomes
+    ``mean_reward``.
     """
     if not rows.any():
         return

@@ -28,11 +28,7 @@ class _Row:
 
 
 class TokenRecord:
-    """Log-probs and entropies of one rank's samples in the latest update.
-
-    A sample that is trained several times (``train.max_epochs``, ``sg.update=lopti``) has those of
-    the first time.
-    """
+    """Log-probs and entropies of one rank's samples in the latest update, at their first pass."""
 
     def __init__(self) -> None:
         self._values: dict[int, _Row] = {}
@@ -42,11 +38,8 @@ class TokenRecord:
         self._values = {}
 
     def keep(self, items: list[Experience], **values: torch.Tensor | None) -> None:
-        """Keep values of a micro-batch's response tokens; does not wait for the device.
-
-        Args:
-            values: by the name of a field of ``samples.jsonl``: [B, T], padded on the right; None
-                for values that this run does not compute.
+        """Keep [B, T] values, padded on the right, by their names in ``samples.jsonl``; does not
+        wait.
         """
         kept = {name: rows.detach() for name, rows in values.items() if rows is not None}
         for i, item in enumerate(items):
@@ -54,11 +47,6 @@ class TokenRecord:
             self._values.setdefault(int(item.info[SAMPLE_INDEX]), row)
 
     def lookup(self, indices: Iterable[int]) -> list[dict[str, list[float]] | None]:
-        """The values of samples.
-
-        Returns:
-            For each sample, field -> value of each response token; None where this rank did not
-            train it.
-        """
+        """For each sample, field -> value of each response token; None if another rank trained it."""
         rows = (self._values.get(index) for index in indices)
         return [None if row is None else row.lists() for row in rows]

@@ -22,11 +22,7 @@ from sg_rlhf.sampling.request_seeds import SeedKey
 
 
 class RequestTag(NamedTuple):
-    """Sent to an engine with each prompt.
-
-    Attributes:
-        batch: id of the prompts that an engine computes together; None for a later prompt.
-    """
+    """Sent to an engine with each prompt; without ``batch`` for a later prompt."""
 
     seed_key: SeedKey
     instance_id: str
@@ -49,11 +45,7 @@ class _Request:
 
 
 class RolloutDispatcher:
-    """Requests of one rollout or one evaluation.
-
-    Args:
-        numbers: of the prompts, in the order in which they are submitted; 0, 1, ... if None.
-    """
+    """Requests of one rollout or one evaluation, numbered in the order of submission."""
 
     def __init__(
         self,

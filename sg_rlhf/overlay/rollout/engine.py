@@ -76,12 +76,7 @@ _response: contextvars.ContextVar[_Response | None] = contextvars.ContextVar(
 
 
 def executor_of(agent_func_path: str | None, remote_rm_url: str | None) -> AgentExecutorBase:
-    """What turns a prompt into a response with its reward.
-
-    Args:
-        agent_func_path: ``train.agent_func_path``: a Python file or ``domain:NAME``; None for
-            responses of a single turn.
-    """
+    """What turns a prompt into a response with its reward; None for responses of a single turn."""
     if not agent_func_path:
         return StrictSingleTurnExecutor(remote_rm_url)
     if agent_func_path.startswith(registry.PREFIX):
@@ -105,11 +100,7 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class): 
         full_determinism: bool = False,
         **kwargs: Any,
     ) -> None:
-        """Start vLLM.
-
-        Args:
-            bundle_indices: the engine's bundles of its placement group; None for a single GPU.
-        """
+        """Start vLLM; ``bundle_indices`` is None for a single GPU."""
         kwargs["worker_extension_cls"] = WORKER_EXTENSION
         settings = worker_settings.current()
         kwargs["dtype"] = settings.engine_dtype
@@ -296,10 +287,8 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class): 
         return EngineInstance(self._instance_id, node, processes, group and group.id.hex())
 
     def _check_reward(self, output: Response, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Convert a response's reward, score and logs to floats.
-
-        Raises:
-            RewardError: one of them is not a number; one line with the cause and the sample.
+        """Convert a response's reward, score and logs to floats; RewardError names what is no
+        number.
         """
         try:
             self._convert_numbers(output)
@@ -320,19 +309,16 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class): 
         await self.llm.is_sleeping()
 
     async def core_error(self) -> str:
-        """The last error that vLLM's core has written to this process's log; empty if none.
-
-        The core is a process of its own, and tells its cause of death to nobody else.
+        """The last error that vLLM's core, a process of its own, has written to the log; "" if
+        none.
         """
         return next(filter(None, map(core_errors.last_error, core_errors.OWN_LOGS)), "")
 
     async def receive_bucket(
         self, metadata: Any, first: bool, last: bool, handles: Any = None
     ) -> list[str | None]:
-        """Receive one bucket of a weight sync in every worker.
-
-        Returns:
-            An error message per worker; None where there is none.
+        """Receive one bucket of a weight sync; an error message per worker, None where there is
+        none.
         """
         errors: list[str | None] = await self.llm.collective_rpc(
             "receive_bucket", args=(metadata, first, last, handles)
@@ -345,11 +331,7 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class): 
         return facts[0]
 
     async def prompt_log_probs(self, token_ids: list[int]) -> list[float]:
-        """The engine's own log-probabilities of a fixed sequence, at temperature 1.
-
-        Returns:
-            ``len(token_ids) - 1`` values: log p(token t | tokens before t), t from 1.
-        """
+        """The engine's own log p(token t | tokens before t), t from 1, at temperature 1."""
         output = await self.generate(
             token_ids, SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
         )

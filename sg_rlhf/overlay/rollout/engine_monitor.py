@@ -1,9 +1,8 @@
 """Health checks of the rollout engines: from their start to the end of training.
 
-:func:`wait_for_start` is the driver's, until training begins. :func:`monitor` is the controller's,
-during training: the controller may be in a call that has no deadline, so a silent engine is killed.
-Its callers get an error, and Ray restarts it. Where no restart is allowed, the controller ends and
-leaves a line in :data:`FILE`, which the driver prints.
+The controller may be in a call without a deadline, so a silent engine is killed: its callers get an
+error, and Ray restarts it. Where no restart is allowed, the controller ends and leaves a line in
+:data:`FILE`, which the driver prints.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ def wait_for_start(
 ) -> None:
     """Return when every engine has answered and the ranks are loaded.
 
-    A rank waits for every engine in the weight-sync rendezvous. So the engines are pinged until all
-    ranks have left it.
+    The engines are pinged until all ranks have left the weight-sync rendezvous, where they wait for
+    each engine.
 
     Raises:
         EngineLost: an engine did not start, did not answer in time, or died.
@@ -85,8 +84,7 @@ def monitor(engines: EnginePool | None, seconds: float, run_dir: Path | None) ->
     """Ping the engines in a thread while the block runs.
 
     Args:
-        seconds: of silence after which an engine is killed, or the run ends if the engine may not
-            be restarted; 0 for no monitor.
+        seconds: of silence after which an engine is killed, or the run ends; 0 for no monitor.
         run_dir: for :data:`FILE`; None for no monitor.
     """
     if not seconds or run_dir is None or engines is None or not engines.handles:

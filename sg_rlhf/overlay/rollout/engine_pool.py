@@ -1,16 +1,10 @@
 """The rollout engines of a run, and restarts of lost engines.
 
-Ray restarts an engine's process under the same handle, at most
-:data:`sg_rlhf.overlay.rollout.engine.MAX_RESTARTS` times. A restarted engine has the model's
-initial weights and no weight-sync group. So each start has its own id
-(:class:`EngineInstance`), and :class:`EnginePool` sends it the policy's weights before it
-gets requests.
-
-An engine that has never answered a request is not restarted: it would die of its first request
-again (a model that vLLM cannot run). The run ends with the last error of its core.
-
-A loss is noticed by a failed request (:mod:`.dispatch`), by :meth:`EnginePool.check` before each
-weight sync, and by the health checks of :mod:`.engine_monitor`.
+A loss is noticed by a failed request (:mod:`.dispatch`), before a weight sync
+(:meth:`EnginePool.check`) and by the pings of :mod:`.engine_monitor`. Ray restarts the process
+under the same handle, with the model's initial weights. So each start has its own id, and the pool
+sends it the policy's weights before it gets requests. An engine that has never answered would die
+of its first request again: it is not restarted, and the run ends with the last error of its core.
 """
 
 from __future__ import annotations
@@ -46,11 +40,7 @@ DEAD_CORE = "EngineDeadError"
 
 
 class EngineInstance(NamedTuple):
-    """One start of an engine.
-
-    Attributes:
-        group: Ray's id of the placement group; None for none.
-    """
+    """One start of an engine; ``group`` is the id of its placement group, None without one."""
 
     name: str
     node: str
@@ -88,11 +78,7 @@ class EnginePool:
         return new
 
     def check(self) -> None:
-        """Restart engines that were lost while they had no request.
-
-        Raises:
-            EngineLost: as in :meth:`replace`.
-        """
+        """Restart engines that were lost while they had no request; raises as :meth:`replace`."""
         with self.trainer_lock:
             self._replace(self._lost())
 
@@ -150,10 +136,7 @@ class EnginePool:
         return index in self.answered and self.replaced[index] < self._max_restarts
 
     def terminate(self, index: int) -> None:
-        """Kill an engine's processes, whatever state they are in. Ray then restarts it.
-
-        A process that is stopped by a signal would end neither itself nor its children.
-        """
+        """Kill an engine's processes, also those that a signal has stopped. Ray then restarts it."""
         lost = self.instances[index]
         on_its_node = NodeAffinitySchedulingStrategy(lost.node, soft=False)
         kill = _kill_processes.options(scheduling_strategy=on_its_node)
@@ -213,11 +196,7 @@ def is_engine_failure(error: BaseException) -> bool:
 
 
 def _has_placement(engine: EngineInstance) -> bool:
-    """Whether an engine's placement group is whole, on this node or another.
-
-    Ray reports a group as created again and again while it looks for another node, so the nodes are
-    checked, too.
-    """
+    """Whether an engine's placement group is whole. Ray calls it created while nodes are missing."""
     if engine.group is None:
         return True
     group = placement_group_table().get(engine.group, {})

@@ -46,17 +46,9 @@ EVAL_PROMPTS = 1024
 class SamplesGenerator:
     """Generates whole rollouts, in the order of their prompts.
 
-    Three differences to upstream's:
-
-    - An epoch ends where its prompts no longer fill a rollout. Upstream trains on the incomplete
-      rest, whose batches do not divide evenly (:mod:`sg_rlhf.overlay.settings.rollout_plan`).
-    - Responses are in the order of their prompts and not of their completion, and a lost engine is
-      replaced (:mod:`sg_rlhf.overlay.rollout.dispatch`).
-    - A response may end with its first token. Upstream's engine masks these tokens there, and its
-      trainer does not, so that the log-probs of first tokens differ.
-
-    Attributes:
-        buffer: of an asynchronous run; None otherwise.
+    Differences to upstream: an epoch ends where its prompts no longer fill a rollout
+    (:mod:`sg_rlhf.overlay.settings.rollout_plan`); a lost engine is replaced (:mod:`.dispatch`); a
+    response may end with its first token, which upstream's engine masks and its trainer does not.
     """
 
     clock: PhaseTimer = PhaseTimer()

@@ -54,13 +54,7 @@ def reward_error(response: Response, why: str, text: str) -> RewardError:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How responses are sampled.
-
-    Attributes:
-        temperature: 0 takes the likeliest token.
-        top_p: probability mass of the tokens to sample from.
-        max_new_tokens: of a response; None: what ``max_len`` leaves.
-    """
+    """How responses are sampled: temperature 0 is greedy; no ``max_new_tokens`` is what is left."""
 
     n_samples_per_prompt: int
     temperature: float

@@ -63,11 +63,7 @@ class Bucket(NamedTuple):
 
 
 def split(tensors: Iterable[TensorSpec], max_bytes: int) -> list[Bucket]:
-    """Distribute tensors over buckets, in their order, so that a layer's tensors stay together.
-
-    Returns:
-        The buckets; an empty list for no tensors.
-    """
+    """Distribute tensors over buckets, in their order, so that a layer's tensors stay together."""
     buckets: list[Bucket] = []
     slots: list[TensorSlot] = []
     for tensor in tensors:
@@ -84,10 +80,7 @@ def _aligned(offset: int) -> int:
 
 
 def pack(bucket: Bucket, tensors: Iterable[torch.Tensor], buffer: torch.Tensor) -> None:
-    """Write tensors and their checksum into a buffer.
-
-    Args:
-        buffer: int64, at least ``bucket.words`` of them; overwritten.
+    """Write tensors and their checksum into an int64 buffer of at least ``bucket.words``.
 
     Raises:
         ValueError: a tensor has another shape or dtype than its slot.

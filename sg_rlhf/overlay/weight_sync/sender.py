@@ -1,23 +1,14 @@
 """The trainer's side of the weight sync: a few buckets instead of a message per tensor.
 
-Upstream sends tensor by tensor, each with a remote call to every engine. On a shared GPU each
-tensor also needs a handle from every rank and a barrier. A model of 3B takes 434 round trips.
-Here tensors are sent in buckets of 64 or 512 MiB (:mod:`.buckets`): per bucket one call to
-every engine, one transfer and one load, with a checksum. The transports are upstream's:
+Upstream sends tensor by tensor, each with a remote call to every engine: 434 round trips for 3B.
+Here tensors are sent in buckets of 64 or 512 MiB (:mod:`.buckets`): per bucket one call to every
+engine, one transfer and one load, with a checksum. The transports are upstream's:
 
 - a broadcast by NCCL (gloo on the CPU) from rank 0 to the workers of all engines;
 - on a shared GPU one buffer, whose CUDA IPC handle is opened once per sync.
 
-Why not vLLM's own weight transfer (``vllm.distributed.weight_transfer``), which also packs:
-
-- Its backends are NCCL, CUDA IPC, sparse NCCL and RDMA. None works on the CPU, where this overlay
-  is tested and its small runs train.
-- It has neither a checksum nor a deadline. If a worker is gone, its sender waits forever in the
-  broadcast.
-- Its trainer iterates over whole parameters one by one, so ZeRO-3 would gather each separately.
-- A backend of our own would be the worker extension (:mod:`.receiver`) under another interface.
-
-The layerwise reload of a received bucket is vLLM's own.
+vLLM's own weight transfer (``vllm.distributed.weight_transfer``) also packs. It does not run on the
+CPU, has neither a checksum nor a deadline, and under ZeRO-3 would gather each parameter separately.
 """
 
 from __future__ import annotations
@@ -164,9 +155,7 @@ class WeightSync:
     ) -> None:
         """Call a method of every engine, broadcast a buffer meanwhile, and wait for all answers.
 
-        Args:
-            action: of the engine, for error messages: "engine 0 did not {action}".
-            broadcast: the buffer to send, or None.
+        ``action`` is for error messages: "engine 0 did not {action}".
         """
         pending = {
             getattr(engine, method).remote(*args, **kwargs): index
