@@ -125,7 +125,7 @@ def evaluate(names: Sequence[str], reports: Sequence[TensorReport]) -> list[str]
     return [f"{remark}: {', '.join(tensors)}" for remark, tensors in remarks.items() if tensors]
 
 
-def is_in_optimizer(parameter: torch.Tensor, optimizer: Any) -> bool:
+def is_in_optimizer(parameter: Any, optimizer: Any) -> bool:
     """Whether this rank's partition of DeepSpeed's optimizer has a part of a parameter.
 
     True where the optimizer keeps no partitions (ZeRO 0 in float32, state on a disk).

@@ -24,7 +24,7 @@ def mark_models(stage: int, models: Sequence[Any]) -> None:
     for entry in models if stage == 3 else ():
         model = entry[0] if isinstance(entry, tuple) else entry
         if model is not None:
-            mark(getattr(model, "model", model))
+            mark(model.model if hasattr(model, "model") else model)
 
 
 def mark(model: torch.nn.Module) -> int:

@@ -133,8 +133,8 @@ def _open_ipc_handle(
     handle: tuple[Callable[..., torch.Tensor], tuple[Any, ...]], device_index: int
 ) -> torch.Tensor:
     """Another process's tensor on this worker's GPU, which may have another index there."""
-    rebuild, arguments = handle
-    arguments = list(arguments)
+    rebuild, given = handle
+    arguments = list(given)
     arguments[6] = device_index  # of torch.multiprocessing.reductions.rebuild_cuda_tensor
     return rebuild(*arguments)
 
