@@ -16,14 +16,9 @@ ROUNDINGS = 4
 
 
 def equal_rewards(rewards_BG: Tensor, counts_BG: Tensor | None = None) -> Tensor:
-    """Whether all rewards of each prompt are equal, except for rounding.
+    """Bool [B, 1]: whether all rewards of a prompt that count are equal, except for rounding.
 
-    Args:
-        rewards_BG: [B, G].
-        counts_BG: bool [B, G], which rewards count; None: all.
-
-    Returns:
-        bool [B, 1]; true with fewer than two rewards that count, false with a NaN.
+    True with fewer than two that count, false with a NaN. Without ``counts_BG`` all count.
     """
     counts_BG = torch.ones_like(rewards_BG, dtype=torch.bool) if counts_BG is None else counts_BG
     highest_B1 = torch.where(counts_BG, rewards_BG, -math.inf).amax(-1, keepdim=True)
@@ -35,15 +30,11 @@ def equal_rewards(rewards_BG: Tensor, counts_BG: Tensor | None = None) -> Tensor
 
 
 def level_equal(rewards_BG: Tensor, counts_BG: Tensor | None = None) -> Tensor:
-    """The rewards, with 0 for those of a prompt whose rewards are all equal.
+    """The rewards [B, G], with 0 for those of a prompt whose rewards are all equal.
 
     Advantages depend on differences within a prompt. The mean of eight rewards of 0.9 is not 0.9 in
     float32: the differences are 6e-8, and a division by their standard deviation gives 0.9. The
     differences of zeros are exactly 0.
-
-    Args:
-        rewards_BG: [B, G].
-        counts_BG: bool [B, G], which rewards count; None: all.
     """
     return torch.where(equal_rewards(rewards_BG, counts_BG), 0.0, rewards_BG)
 
@@ -132,15 +123,10 @@ def compared_rewards(
 
 
 def counted_std(rewards_BG: Tensor, counts_BG: Tensor, std: str = "sample") -> Tensor:
-    """Standard deviation of the counted rewards of each prompt.
+    """Standard deviation [B, 1] of the rewards of each prompt that count, ``sample`` or
+    ``population``.
 
-    Args:
-        rewards_BG: [B, G].
-        counts_BG: bool [B, G], which rewards count.
-        std: ``sample`` or ``population``.
-
-    Returns:
-        [B, 1]; exactly 0 for equal rewards, and for fewer than two that count.
+    Exactly 0 for equal rewards, and for fewer than two that count.
     """
     rewards_BG = level_equal(rewards_BG, counts_BG)
     if bool(counts_BG.all()) and rewards_BG.shape[-1] > 1:
@@ -158,8 +144,5 @@ def max_surrogate(eps_high: float, group_size: int) -> float:
     clip. No such advantage exceeds sqrt(G - 1), so the bound is not tight. It is no lower bound:
     with A < 0 and a large w r, min(w r A, clip(w r) A) = w r A is unlimited, unless dual clip
     limits it to max(1 + eps_high, dual_clip) sqrt(G).
-
-    Args:
-        eps_high: upper clip range.
     """
     return (1 + eps_high) * math.sqrt(group_size)

@@ -76,16 +76,9 @@ def aggregate(
 
 
 def prompt_token_counts(mask_BT: Tensor, prompts_B: Tensor) -> Tensor:
-    """Tokens of each response's prompt, over all responses of the batch.
+    """Int64 [B]: tokens of each response's prompt, over all responses of the batch.
 
-    Waits for the device.
-
-    Args:
-        mask_BT: [B, T], 1 or True on the tokens that count.
-        prompts_B: [B], integers, equal for responses of one prompt.
-
-    Returns:
-        [B], int64.
+    ``prompts_B`` has equal integers for responses of one prompt. Waits for the device.
     """
     index_B = torch.unique(prompts_B, return_inverse=True)[1]
     tokens_B = (mask_BT != 0).sum(dim=-1)

@@ -20,15 +20,7 @@ PASSES = ("low", "rest")
 
 
 def in_pass(old_log_probs_BT: Tensor, threshold: float, name: str) -> Tensor:
-    """The tokens of one of the two updates; each token is in exactly one.
-
-    Args:
-        old_log_probs_BT: [B, T], log-probs of the policy that sampled.
-        threshold: probability; p_old < threshold is in pass ``low``.
-        name: ``low`` or ``rest``.
-
-    Returns:
-        bool [B, T], for ``active_BT`` of the policy loss.
+    """Bool [B, T]: the tokens of pass ``low`` (p_old < threshold) or ``rest``.
 
     Raises:
         ValueError: another name.

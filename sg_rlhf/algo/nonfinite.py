@@ -7,14 +7,9 @@ from torch import Tensor
 
 
 def rows_not_finite(values: Tensor, mask_BT: Tensor | None = None) -> Tensor:
-    """Whether each sample has a NaN or an infinity where the mask is not 0.
+    """Bool [B]: whether a sample has a NaN or an infinity where the mask is not 0.
 
-    Args:
-        values: [B, T] with a mask, [B] or [B, 1] without.
-        mask_BT: [B, T], not 0 where a value counts; None if all values count.
-
-    Returns:
-        bool [B].
+    ``values`` are [B, T] with a mask, and [B] or [B, 1] without.
     """
     bad = ~torch.isfinite(values)
     if mask_BT is not None:

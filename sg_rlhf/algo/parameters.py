@@ -151,11 +151,8 @@ class Parameters:
         self.check()
 
     def check(self) -> None:
-        """Check conditions on several parameters.
-
-        Raises:
-            ParameterError: values that cannot be combined.
-            ValueError: the same, without a single parameter to name.
+        """Check conditions on several parameters; ParameterError or ValueError for those that
+        clash.
         """
 
     @classmethod
@@ -175,11 +172,7 @@ class Parameters:
 
 
 def find_class(name: object, registry: Mapping[str, type[T]], base: type[T]) -> type[T]:
-    """The class of a registered name, or of ``package.module:Class``.
-
-    Args:
-        registry: name -> class.
-        base: a class from elsewhere must be a subclass of it.
+    """The class of a registered name, or a subclass of ``base`` by ``package.module:Class``.
 
     Raises:
         ParameterError: there is no such class; the nearest name is given.

@@ -46,14 +46,9 @@ def unnormalized_weights(
     *,
     context: TokenContext | None = None,
 ) -> Tensor:
-    """:func:`token_weights` before normalisation; within ``cfg.bounds()`` unless NaN.
+    """:func:`token_weights` [B, T] before normalisation; within ``cfg.bounds()`` unless NaN.
 
-    Args:
-        log_probs_BT: [B, T].
-        mask_BT: [B, T], or None.
-
-    Returns:
-        [B, T], with a gradient if ``cfg.stop_gradient`` is False.
+    With a gradient if ``cfg.stop_gradient`` is False.
     """
     context = context or TokenContext()
     dtype = torch.float64 if log_probs_BT.dtype == torch.float64 else torch.float32
@@ -71,11 +66,6 @@ def weight_shift(
     context: TokenContext,
 ) -> Tensor:
     """abs(w(p_trainer) - w(p_engine)) of the policy that sampled, before normalisation.
-
-    Args:
-        old_log_probs_BT: [B, T], log-probs as the trainer computes them.
-        engine_log_probs_BT: [B, T], log-probs as the rollout engine computed them.
-        mask_BT: [B, T], not 0 on the tokens that count.
 
     Returns:
         [B, T], float64, without a gradient.
@@ -106,15 +96,7 @@ def normalize_weights(
     *,
     context: TokenContext | None = None,
 ) -> Tensor:
-    """Divide weights by their mean if ``cfg.normalize`` is ``batch_mean``.
-
-    Args:
-        weights_BT: [B, T], of :func:`unnormalized_weights`.
-        mask_BT: [B, T], or None.
-
-    Returns:
-        [B, T]; the input itself without normalisation.
-    """
+    """Divide weights by their mean if ``cfg.normalize`` is ``batch_mean``; else return them."""
     if cfg.normalize is None:
         return weights_BT
     mean_weight = context.mean_weight if context is not None else None
@@ -131,16 +113,9 @@ def weight_sum_and_count(
     *,
     context: TokenContext | None = None,
 ) -> Tensor:
-    """Sum of the unnormalised weights and number of tokens, additive over micro-batches and ranks.
+    """Float64 [2]: sum of the unnormalised weights and number of tokens.
 
-    Their quotient is ``TokenContext.mean_weight``.
-
-    Args:
-        log_probs_BT: [B, T].
-        mask_BT: [B, T], or None.
-
-    Returns:
-        float64 [2].
+    Additive over micro-batches and ranks; the quotient is ``TokenContext.mean_weight``.
     """
     weights_BT = unnormalized_weights(log_probs_BT, cfg, mask_BT, context=context)
     return torch.stack(_sum_and_count(weights_BT, mask_BT))

@@ -125,14 +125,9 @@ def dual_clip_zone(cfg: Weighting, dual_clip: float | None) -> tuple[float, floa
 def clip_levels(
     cfg: Weighting, eps_low: float, eps_high: float, dual_clip: float | None = None
 ) -> list[DeadZone]:
-    """The limits beyond which a weight zeroes a token's gradient at r = 1.
+    """The limits beyond which a weight zeroes a token's gradient at r = 1, reached or not.
 
-    Args:
-        eps_low: lower clip range.
-        eps_high: upper clip range.
-
-    Returns:
-        One entry per limit, whether or not a weight reaches it; none with the weight outside.
+    None with the weight outside the clip.
     """
     if cfg.placement == "outside":
         return []

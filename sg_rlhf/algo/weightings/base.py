@@ -112,14 +112,11 @@ class Weighting(Parameters):
             cls.name = f"{cls.__module__}:{cls.__qualname__}"
 
     def weights(self, p_BT: Tensor, context: TokenContext) -> Tensor:
-        """The weights of sampled tokens.
+        """The weights of sampled tokens: [B, T], 0 or more, in the dtype of ``p_BT``.
 
         Args:
-            p_BT: [B, T], probabilities in [0, 1], float32 or float64.
+            p_BT: probabilities in [0, 1], float32 or float64.
             context: what else the weighting reads (``uses``).
-
-        Returns:
-            [B, T], 0 or more, in the dtype of ``p_BT``.
         """
         raise NotImplementedError
 

@@ -10,17 +10,10 @@ if TYPE_CHECKING:
 
 
 def token_keys(sequences_BS: Tensor, attention_mask_BS: Tensor) -> Tensor:
-    """Keys of the tokens after the first, for the weighting ``random``.
+    """Int64 [..., S - 1]: keys of the tokens after the first, for the weighting ``random``.
 
     A key is a hash of the whole sequence without its padding, and of the position in it. It does
     not depend on the padding, the order of the batch or the rank. Equal sequences have equal keys.
-
-    Args:
-        sequences_BS: [..., S], token ids.
-        attention_mask_BS: [..., S], not 0 on tokens.
-
-    Returns:
-        int64 [..., S - 1].
     """
     valid_BS = attention_mask_BS != 0
     position_BS = valid_BS.long().cumsum(-1)
@@ -30,14 +23,7 @@ def token_keys(sequences_BS: Tensor, attention_mask_BS: Tensor) -> Tensor:
 
 
 def uniform_draws(keys_BT: Tensor, seed: int) -> Tensor:
-    """Uniform numbers in [0, 1), one per key: a function of key and seed.
-
-    Args:
-        keys_BT: int64 [B, T], of :func:`token_keys`.
-
-    Returns:
-        float64 [B, T].
-    """
+    """Float64 [B, T]: uniform numbers in [0, 1), a function of key and seed."""
     # 53 bits make a double in [0, 1).
     return _logical_shift(splitmix64(keys_BT + _splitmix64_of_seed(seed)), 11).double() * 2.0**-53
 

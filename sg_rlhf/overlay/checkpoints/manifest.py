@@ -51,11 +51,7 @@ def assign_files(names: Iterable[str], ranks: int) -> list[list[str]]:
 
 
 def hash_files(folder: Path, names: Iterable[str], sync: bool = False) -> dict[str, Entry]:
-    """Sizes and hashes of files.
-
-    Raises:
-        OSError: a file cannot be read.
-    """
+    """Sizes and hashes of files; OSError for one that cannot be read."""
     names = list(names)
 
     def entry(name: str) -> Entry:
@@ -77,11 +73,7 @@ def render(entries: dict[str, Entry]) -> str:
 
 
 def write(folder: Path, entries: dict[str, Entry]) -> None:
-    """Write a folder's manifest and sync it to disk.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write a folder's manifest and sync it to disk."""
     write_whole(folder / NAME, render(entries), sync=True)
 
 

@@ -113,11 +113,7 @@ class ReshardingReader:
         self._saved_shapes: list[Mapping[str, Any]] = []
 
     def load(self, path: str, map_location: str | None = None) -> dict[str, Any]:
-        """A file's contents; DeepSpeed loads the model's file first.
-
-        Raises:
-            CheckpointError: the checkpoint is of another model.
-        """
+        """A file's contents; DeepSpeed loads the model's file first."""
         if path.endswith("_model_states.pt"):
             return self._model_states(path, map_location)
         return {"optimizer_state_dict": self._optimizer_states()}
@@ -213,11 +209,7 @@ class ReshardingReader:
     def _buffers(
         self, states: dict[str, Any], keys: _Keys, sizes: list[int]
     ) -> dict[str, list[Tensor]]:
-        """The sharded tensors of a rank's file, without offloading's host buffers.
-
-        Returns:
-            Name -> one flat tensor per buffer.
-        """
+        """Name -> one flat tensor per buffer of a rank's file, without offloading's host buffers."""
         state = states[keys.optimizer]["state"]
         names = [name for name, value in state.get(0, {}).items() if _is_moment(name, value)]
         moments = {name: [state[i][name] for i in range(len(sizes))] for name in names}

@@ -75,11 +75,7 @@ def zero3_shards(groups: Sequence[Mapping[str, int]], rank: int, ranks: int) -> 
 def zero12_shards(
     groups: Sequence[Mapping[str, int]], rank: int, ranks: int, alignment: int
 ) -> list[ShardRange]:
-    """A rank's shards under ZeRO-1 and 2: one part of each group of concatenated parameters.
-
-    Args:
-        groups: as in :func:`zero3_shards`.
-    """
+    """A rank's shards under ZeRO-1 and 2: one part of each group of concatenated parameters."""
     shards = []
     for buffer, group in enumerate(groups):
         total = sum(group.values())

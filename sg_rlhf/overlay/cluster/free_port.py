@@ -19,11 +19,7 @@ _TRIES = 100
 
 
 def free_port(first_of_kernel: int | None = None) -> int:
-    """A free port below the kernel's range; any free port if there is none.
-
-    Raises:
-        OSError: there is no free port.
-    """
+    """A free port below the kernel's range; any free port if there is none."""
     if first_of_kernel is None:
         first_of_kernel = int(RANGE.read_text().split()[0]) if RANGE.is_file() else FIRST
     below = range(FIRST, first_of_kernel)

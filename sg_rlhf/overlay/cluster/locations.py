@@ -36,13 +36,7 @@ def this_process() -> ProcessLocation:
 
 
 def query_locations(actors: Mapping[str, Iterable[Any]]) -> dict[str, list[ProcessLocation]]:
-    """Ask actors for their locations.
-
-    Args:
-        actors: role, as the user reads it -> Ray's handles, in order of rank.
-
-    Returns:
-        Role -> location of each rank. Roles without actors are left out.
+    """Role -> location of each of its actors, by rank; roles without actors are left out.
 
     Raises:
         RayError: one of the actors is dead.
@@ -61,14 +55,7 @@ def _of_actor(_actor: object) -> ProcessLocation:
 def group_by_node(
     locations: Mapping[str, Sequence[ProcessLocation]],
 ) -> dict[str, dict[str, Any]]:
-    """Group processes by node.
-
-    Args:
-        locations: role -> location of each rank.
-
-    Returns:
-        Address -> {"host": name, role: {rank: process id}}, sorted by address.
-    """
+    """Address -> {"host": name, role: {rank: process id}}, sorted by address."""
     nodes: dict[str, dict[str, Any]] = {}
     for role, ranks in locations.items():
         for rank, location in enumerate(ranks):

@@ -40,11 +40,7 @@ MAX_NAMED = 4
 
 
 class NodeReport(NamedTuple):
-    """The answer of a node.
-
-    Attributes:
-        versions: package -> version, for the packages that are installed there.
-    """
+    """The answer of a node; ``versions`` has the packages that are installed there."""
 
     versions: dict[str, str]
     sees_run_dir: bool
@@ -81,10 +77,7 @@ def _report(packages: Sequence[str], marker: str | None) -> NodeReport:
 
 
 def check_nodes(nodes: Sequence[str], run_dir: Path | None) -> None:
-    """Refuse nodes with other packages, or without the run directory.
-
-    Args:
-        run_dir: the run directory, which all nodes must see; None skips that check.
+    """Refuse nodes with other packages, or that do not see the run directory (None: not checked).
 
     Raises:
         ClusterError: one line with the nodes and the differences.
@@ -128,12 +121,7 @@ def _problem(address: str, report: ObjectRef, local: Mapping[str, str]) -> str:
 
 
 def diff(address: str, local: Mapping[str, str], remote: Mapping[str, str]) -> str:
-    """One line with the packages of a node that differ from the driver's; "" if none does.
-
-    Args:
-        local: package -> version of the driver.
-        remote: package -> version of the node.
-    """
+    """One line with the packages of a node that differ from the driver's; "" if none does."""
     differences = [
         f"{name} {remote.get(name, 'missing')} (here {version})"
         for name, version in local.items()

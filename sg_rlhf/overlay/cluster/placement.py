@@ -39,12 +39,7 @@ class NotEnoughMachines(RunStopped):
 
 @dataclass(frozen=True)
 class Node:
-    """A node of the cluster.
-
-    Attributes:
-        address: in the network of the cluster.
-        free: its resources that nobody uses now.
-    """
+    """A node of the cluster: its address there, and the resources that nobody uses now."""
 
     address: str
     total: Mapping[str, float] = field(default_factory=dict)
@@ -61,11 +56,7 @@ def bundles(index: int, wanted: Sequence[Group]) -> list[dict[str, float]]:
 
 @dataclass(frozen=True)
 class Placement:
-    """The placement groups of a run.
-
-    Attributes:
-        wanted: the models and the size of each.
-    """
+    """The placement groups of a run; ``wanted`` has the models and the size of each."""
 
     groups: tuple[PlacementGroup, ...]
     wanted: tuple[Group, ...]
@@ -112,9 +103,6 @@ def reserve(
     every: float = MESSAGE_SECONDS,
 ) -> Placement:
     """Create all placement groups of a run, and wait until the cluster has the resources.
-
-    Args:
-        every: seconds between two messages.
 
     Raises:
         NotEnoughMachines: resources are still missing; the message says which.

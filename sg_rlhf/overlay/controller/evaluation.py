@@ -78,15 +78,12 @@ def sampling_of(eval_set: EvalSet, rollouts: Sampling) -> Sampling:
 
 
 def combine(by_set: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """The metrics of several sets as one row.
+    """The metrics of several sets, by their names, as one row.
 
     Every ``eval_X`` of a set becomes ``eval_{set}_X``, and the accuracies of a set with several
-    sources (puzzle sizes) ``eval_{set}_{source}_accuracy``.
-    ``eval_accuracy`` is the plain mean over the sets, as the paper averages its columns, with the
-    half width of independent sets; ``eval_reward_mean`` likewise.
-
-    Args:
-        by_set: name of a set -> its metrics, of :func:`compute_eval_metrics`.
+    sources (puzzle sizes) ``eval_{set}_{source}_accuracy``. ``eval_accuracy`` is the plain mean
+    over the sets, as the paper averages its columns, with the half width of independent sets;
+    ``eval_reward_mean`` likewise.
     """
     logs: dict[str, float] = {}
     for name, metrics in by_set.items():

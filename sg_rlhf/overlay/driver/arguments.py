@@ -145,11 +145,7 @@ def _use_modelscope(config: Config) -> None:
 
 
 def check_prompt_count(config: Config, args: Namespace) -> None:
-    """Refuse local prompts that do not fill one rollout.
-
-    Raises:
-        UnusablePrompts: one line naming the keys and the values.
-    """
+    """Refuse local prompts that do not fill one rollout; UnusablePrompts in one line."""
     count = input_files.count_prompts(config)
     prompts = int(args.data.max_samples) if count is None else count
     rollout_plan.check_prompts(rollout_plan.plan(prompts, args), args)
@@ -167,11 +163,7 @@ def fit_to_machine(args: Namespace) -> None:
 
 
 def check_trackers(args: Namespace) -> None:
-    """Refuse a tracker that is not installed, and a W&B key of a wrong form.
-
-    Raises:
-        UsageError: one line with the key and the remedy.
-    """
+    """Refuse a tracker that is not installed, and a W&B key of a wrong form."""
     if args.sg.wandb == "auto" and os.environ.get("WANDB_MODE", "online") == "online":
         name, key = "WANDB_API_KEY", os.environ.get("WANDB_API_KEY")
         if not key:
@@ -192,9 +184,6 @@ def check_platform(args: Namespace) -> None:
     """Refuse settings that cannot work on this machine.
 
     Without CUDA, packed samples get the only attention that works there.
-
-    Raises:
-        UnsupportedHere: naming each key and what to use instead.
     """
     value = value_of(args)
     if not platform.is_cpu():

@@ -92,11 +92,7 @@ def _is_finite(gradient: torch.Tensor | None) -> bool:
 
 
 def all_gather_objects(local: T, group: ProcessGroup | None = None) -> list[T]:
-    """One object of every rank, on every rank.
-
-    Args:
-        group: process group; all ranks if None.
-    """
+    """One object of every rank, on every rank of the group."""
     ranks = torch.distributed.get_world_size(group=group)
     if ranks == 1:
         return [local]

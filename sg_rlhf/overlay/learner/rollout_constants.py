@@ -38,11 +38,7 @@ def sum_over_rollout(
     group: ProcessGroup,
     value_of_sample: Callable[[Experience], torch.Tensor],
 ) -> torch.Tensor:
-    """Sum over the samples of all data-parallel ranks; every rank must call it.
-
-    Returns:
-        float64, on the rank's device.
-    """
+    """Float64 sum over the samples of all data-parallel ranks; every rank must call it."""
     total = functools.reduce(torch.add, map(value_of_sample, samples)).double()
     total = total.to(torch.cuda.current_device())
     torch.distributed.all_reduce(total, group=group)
@@ -110,10 +106,7 @@ def entropy_threshold(
 ) -> float:
     """The entropy above which a token is in the share of tokens that ``weighting`` trains.
 
-    Takes a forward pass over the rollout.
-
-    Args:
-        group: of the data-parallel ranks; each must call it.
+    Takes a forward pass over the rollout; every data-parallel rank must call it.
     """
     entropies = []
     for samples in batches:

@@ -30,13 +30,7 @@ def response_log_probs(
     action_mask: torch.Tensor,
     attention_mask: torch.Tensor,
 ) -> torch.Tensor:
-    """Log-probs [B, T] of the response tokens by a rank's model, on the CPU and without a gradient.
-
-    Args:
-        sequences: token ids [B, L].
-        action_mask: response tokens [B, T].
-        attention_mask: [B, L].
-    """
+    """Log-probs [B, T] of the response tokens of sequences [B, L], on the CPU without a gradient."""
     device = torch.cuda.current_device()
     with torch.no_grad():
         log_probs_BT: torch.Tensor = model(

@@ -160,9 +160,7 @@ def packed_attention(
     """Causal attention within each sample and to its prefix; differentiable.
 
     Args:
-        query_THD: [T, H, D]; on CUDA bfloat16 or float16, with D a multiple of 8 up to 256.
-        key_TKD: [T, K, D], in the query's dtype.
-        value_TKD: [T, K, D], in the query's dtype.
+        query_THD: on CUDA bfloat16 or float16, with D a multiple of 8 up to 256; the others alike.
         scale: factor of the scores; None for 1 / sqrt(D).
         window: number of tokens that a token attends to, with itself; None for all earlier ones.
 
@@ -259,12 +257,9 @@ def _rows() -> WeakTensorKeyDictionary:
 
 
 def cache_row(position_ids: Tensor, row: PackedRow) -> None:
-    """Make :func:`cached_row` return this row for a tensor of positions.
+    """Make :func:`cached_row` return this row for positions [1, T], which the cache holds weakly.
 
     For rows with prefixes, whose samples cannot be found from the positions alone.
-
-    Args:
-        position_ids: [1, T]; the cache holds it weakly.
     """
     _rows()[position_ids] = row
 
@@ -294,11 +289,7 @@ def attention(
     """:func:`packed_attention` with the signature of transformers' attention functions.
 
     Args:
-        query: [1, H, T, D].
-        key: [1, K, T, D].
-        value: [1, K, T, D].
-        attention_mask: None.
-        dropout: 0.
+        query: [1, H, T, D]; key and value [1, K, T, D].
         position_ids: [1, T], of packed samples.
         **others: ignored, except for features that this attention does not have.
 

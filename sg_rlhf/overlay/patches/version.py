@@ -41,12 +41,8 @@ def upstream_root() -> Path:
 def check_version(version: str | None = None) -> None:
     """Raise unless the installed OpenRLHF is exactly the pinned version.
 
-    Args:
-        version: OpenRLHF's version; that of the installed distribution if None.
-
     Raises:
-        UpstreamMissing: OpenRLHF is not installed.
-        UpstreamChanged: another version is installed.
+        UpstreamMissing, UpstreamChanged: it is not installed, or another version.
     """
     if version is None:
         upstream_root()

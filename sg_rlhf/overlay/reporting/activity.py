@@ -106,11 +106,7 @@ def show_message(who: str, text: str) -> None:
 
 
 def set_status(rollout: int, part: str) -> None:
-    """Log the part of a rollout that the controller begins.
-
-    Args:
-        rollout: counted from 1.
-    """
+    """Log the part of a rollout, counted from 1, that the controller begins."""
     _append({"who": CONTROLLER, "rollout": rollout, "doing": LABELS.get(part, part)})
 
 

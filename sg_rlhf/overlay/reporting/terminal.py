@@ -229,13 +229,7 @@ def nonfinite_line(row: dict[str, Any]) -> str:
 
 
 def keep_worker_logs(session_dir: Path, run_dir: Path) -> None:
-    """Copy the workers' output of a local Ray session into ``logs/`` of the run directory.
-
-    Secrets in it are hidden.
-
-    Raises:
-        OSError: a file cannot be read or written.
-    """
+    """Copy the workers' output of a local Ray session into ``logs/``, with secrets hidden."""
     target = run_dir / LOGS
     target.mkdir(parents=True, exist_ok=True)
     for path in sorted((session_dir / "logs").glob("worker-*")):

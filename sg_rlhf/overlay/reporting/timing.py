@@ -20,11 +20,7 @@ def _ignore(_section: str) -> None:
 
 
 class PhaseTimer:
-    """Seconds per section since the last row.
-
-    Args:
-        now: monotonic time in seconds.
-    """
+    """Seconds per section since the last row; ``now`` is monotonic time."""
 
     def __init__(
         self,

@@ -53,11 +53,7 @@ def plan(prompts: int, args: Namespace) -> Plan:
 
 
 def check_prompts(plan: Plan, args: Namespace) -> None:
-    """Refuse a data set that does not fill one rollout.
-
-    Raises:
-        UnusablePrompts: one line naming the keys and the values.
-    """
+    """Refuse a data set that does not fill one rollout; UnusablePrompts in one line."""
     if not plan.epoch_rollouts:
         raise UnusablePrompts(
             f"rollout.batch_size={args.rollout.batch_size}: the data set has only {plan.prompts} "
