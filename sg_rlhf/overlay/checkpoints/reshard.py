@@ -209,7 +209,7 @@ class ReshardingReader:
     def _buffers(
         self, states: dict[str, Any], keys: _Keys, sizes: list[int]
     ) -> dict[str, list[Tensor]]:
-        """Name -> one flat tensor per buffer of a rank's file, without offloading's host buffers."""
+        """Name -> one flat tensor per buffer of a rank's file; no host buffers of offloading."""
         state = states[keys.optimizer]["state"]
         names = [name for name, value in state.get(0, {}).items() if _is_moment(name, value)]
         moments = {name: [state[i][name] for i in range(len(sizes))] for name in names}

@@ -35,7 +35,7 @@ _OFFLOAD_BUFFER = "_offload_buffer"
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """A checkpoint on the disk: its evaluation's metric, None without one, and its size in bytes."""
+    """A checkpoint on the disk: its evaluation's metric (None without one) and size in bytes."""
 
     tag: str
     metric: float | None = None

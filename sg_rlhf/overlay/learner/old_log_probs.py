@@ -36,7 +36,7 @@ def rule_of(args: Namespace) -> OldLogProbRule:
 
 
 class RankOldLogProbs:
-    """The old log-probs of one rank's samples; without ``skips`` it stops where one is not finite."""
+    """One rank's old log-probs; without ``skips`` it stops where one is not finite."""
 
     def __init__(
         self,

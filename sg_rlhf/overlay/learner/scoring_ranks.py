@@ -30,7 +30,7 @@ def response_log_probs(
     action_mask: torch.Tensor,
     attention_mask: torch.Tensor,
 ) -> torch.Tensor:
-    """Log-probs [B, T] of the response tokens of sequences [B, L], on the CPU without a gradient."""
+    """Log-probs [B, T] of the response tokens of sequences [B, L], detached, on the CPU."""
     device = torch.cuda.current_device()
     with torch.no_grad():
         log_probs_BT: torch.Tensor = model(

@@ -47,6 +47,6 @@ class TokenRecord:
             self._values.setdefault(int(item.info[SAMPLE_INDEX]), row)
 
     def lookup(self, indices: Iterable[int]) -> list[dict[str, list[float]] | None]:
-        """For each sample, field -> value of each response token; None if another rank trained it."""
+        """For each sample, field -> value per response token; None if another rank trained it."""
         rows = (self._values.get(index) for index in indices)
         return [None if row is None else row.lists() for row in rows]

@@ -56,7 +56,7 @@ def summarize(error: BaseException) -> str:
 
 
 def save_traceback(error: BaseException, run_dir: Path) -> Path | None:
-    """Append the error with all tracebacks to ``logs/failure.log``; None if it cannot be written."""
+    """Append the error with all tracebacks to ``logs/failure.log``; None where that fails."""
     file = run_dir / FILE
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

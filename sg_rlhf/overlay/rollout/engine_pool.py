@@ -136,7 +136,7 @@ class EnginePool:
         return index in self.answered and self.replaced[index] < self._max_restarts
 
     def terminate(self, index: int) -> None:
-        """Kill an engine's processes, also those that a signal has stopped. Ray then restarts it."""
+        """Kill an engine's processes, also stopped ones. Ray then restarts it."""
         lost = self.instances[index]
         on_its_node = NodeAffinitySchedulingStrategy(lost.node, soft=False)
         kill = _kill_processes.options(scheduling_strategy=on_its_node)
@@ -196,7 +196,7 @@ def is_engine_failure(error: BaseException) -> bool:
 
 
 def _has_placement(engine: EngineInstance) -> bool:
-    """Whether an engine's placement group is whole. Ray calls it created while nodes are missing."""
+    """Whether an engine's placement group is whole; Ray calls it created without its nodes."""
     if engine.group is None:
         return True
     group = placement_group_table().get(engine.group, {})
