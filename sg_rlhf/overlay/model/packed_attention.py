@@ -177,7 +177,7 @@ def packed_attention(
 
 
 @functools.cache
-def _kernel() -> Callable[..., Tensor]:
+def _kernel() -> Callable[..., Any]:
     """torch's function. Before 2.13 it supports grouped heads without an argument."""
     from torch.nn.attention.varlen import varlen_attn
 

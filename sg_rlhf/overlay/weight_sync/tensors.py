@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from peft import PeftModel
@@ -112,7 +112,7 @@ def _plain(parameter: nn.Parameter) -> TensorSource:
     return TensorSource((parameter,), _shape(parameter), lambda: parameter.data)
 
 
-def _merged(layer: LoraLayer, weight: nn.Parameter) -> TensorSource:
+def _merged(layer: Any, weight: nn.Parameter) -> TensorSource:
     (adapter,) = layer.active_adapters
     lora = [parameter for name, parameter in layer.named_parameters() if "lora_" in name]
 
