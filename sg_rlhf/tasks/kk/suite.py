@@ -118,9 +118,6 @@ def questions(
 
     For each size the official file (`people5_num100.jsonl`, in the folder or its `test/`) if it
     is there, else Logic-RL's parquet (3 to 7 people), else puzzles of our own generator.
-
-    Raises:
-        ValueError: a file is missing, another one than published, or cannot be downloaded.
     """
     found: list[Question] = []
     sources: list[Source] = []

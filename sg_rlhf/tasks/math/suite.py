@@ -43,11 +43,7 @@ MORE = "more"
 
 
 def questions(name: str, folder: Path | None) -> tuple[list[Question], list[Source]]:
-    """One of the sets.
-
-    Raises:
-        ValueError: the file is missing, another one than published, or cannot be downloaded.
-    """
+    """One of the sets; downloads it if no folder is given."""
     eval_set = all_eval_sets()[name]
     if folder is None:
         folder = cache_folder()
@@ -93,11 +89,7 @@ def _benchmark(
 
 
 def grader_names(text: str) -> tuple[str, ...]:
-    """The graders of `--grader A,B` beside ours.
-
-    Raises:
-        EvalError: one is unknown; says which there are.
-    """
+    """The graders of `--grader A,B` beside ours."""
     from sg_rlhf.tasks.math.reference_graders import GRADERS
 
     names = dict.fromkeys(name.strip() for name in text.split(",") if name.strip())

@@ -74,9 +74,6 @@ def prepare(setup: Setup) -> Prepared:
     """The questions of the files that are there, with prompts as in training.
 
     Starts or finds the search engine and asks it once.
-
-    Raises:
-        EvalError: an option is wrong, or the files or the search engine are missing.
     """
     if setup.regrade:
         return Prepared(setup.benchmarks)
@@ -147,11 +144,7 @@ def report(rows: Mapping[str, Sequence[Mapping[str, Any]]], failures: Mapping[st
 
 
 def settings_of(options: Mapping[str, Any], url: str | None) -> SearchSettings:
-    """Search-R1's defaults with what `--search` changes.
-
-    Raises:
-        EvalError: an unknown key, or a value out of range.
-    """
+    """Search-R1's defaults with what `--search` changes."""
     values: dict[str, Any] = {"url": url} if url else {}
     try:
         values |= key_values("--search", options["search"] or (), _DECISIVE)
@@ -168,11 +161,7 @@ def settings_of(options: Mapping[str, Any], url: str | None) -> SearchSettings:
 
 
 def present(benchmarks: Sequence[Benchmark], folder: Path | None) -> tuple[Benchmark, ...]:
-    """The benchmarks whose file is there; says which are not.
-
-    Raises:
-        EvalError: none is.
-    """
+    """The benchmarks whose file is there; says which are not."""
     if folder is None:
         wanted = {b.name for b in benchmarks}
         files = " ".join(f"{s.name}/{s.split}.jsonl" for s in published.SETS if s.name in wanted)
