@@ -23,6 +23,7 @@ from sg_rlhf.common.text import format_bytes, single_line
 from sg_rlhf.data_io import model_folder
 from sg_rlhf.data_io.dataset_writer import sha256_of
 from sg_rlhf.data_io.model_folder import ADAPTER_CONFIG, PARAM_DTYPES, ModelError
+from sg_rlhf.data_io.run_config import run_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -183,16 +184,8 @@ def _base(settings: dict[str, Any], base: str | None) -> str:
 
 def _run_dtype(folder: Path) -> str | None:
     """The dtype of the run that a checkpoint is of; None for adapters of no run."""
-    import yaml
-
-    for checkpoints in folder.resolve().parents:
-        config = checkpoints.parent / "config.yaml"
-        if checkpoints.name == "checkpoints" and config.is_file():
-            try:
-                return PARAM_DTYPES[yaml.safe_load(config.read_text())["ds"]["param_dtype"]]
-            except (OSError, ValueError, yaml.YAMLError, LookupError, TypeError):
-                return None
-    return None
+    run = run_of(folder)
+    return None if run is None else PARAM_DTYPES.get(str(run.get("ds.param_dtype")))
 
 
 def _load(base: str, dtype: str | None, settings: dict[str, Any]) -> Any:

@@ -40,8 +40,7 @@ def samples_of(
 ) -> list[Sample]:
     """Every sample of every question, fitted to the model's context, longest prompts first.
 
-    Long prompts at the end would leave the engine with a few slow responses; at the beginning
-    they also show soonest whether they fit into memory.
+    Long prompts at the end would leave the engine with a few slow responses.
 
     Args:
         tokenize: prompts -> their token ids; empty lists where only the server knows them.
@@ -79,6 +78,7 @@ def describe(benchmark: Benchmark, samples: Sequence[Sample]) -> dict[str, Any]:
     return {
         "title": benchmark.title,
         "settings": benchmark.settings.as_dict(),
+        "pass_at": list(benchmark.pass_at),
         "licence": benchmark.licence,
         "n_questions": len(benchmark.questions),
         "full_size": benchmark.size,
@@ -105,8 +105,8 @@ async def answer(
     Args:
         engine: None if no sample needs one (every prompt fills the context).
         already: number of samples stored before, for the progress bar.
-        environment: makes what answers the model's turns; None: one response to each prompt.
-        codec: of the model, for an environment.
+        environment: makes what answers the model's turns, with the model's `codec`; None: one
+            response to each prompt.
     """
     with tqdm(total=already + len(samples), initial=already, unit="sample", smoothing=0.0) as bar:
         left, progress = iter(samples), _Progress(bar)
@@ -173,10 +173,11 @@ class _Single:
     async def _grade(self) -> None:
         while self._done:
             done, self._done = self._done, []
-            await asyncio.to_thread(_grade_and_store, done, self._store)
+            await asyncio.to_thread(grade_and_store, done, self._store)
 
 
-def _grade_and_store(done: Sequence[Sample], store: Store) -> None:
+def grade_and_store(done: Sequence[Sample], store: Store) -> None:
+    """Grade and store samples that have their responses."""
     benchmarks = {sample.benchmark.name: sample.benchmark for sample in done}
     for name, benchmark in benchmarks.items():
         part = [sample for sample in done if sample.benchmark.name == name]
@@ -225,11 +226,7 @@ class _Dialogues:
         await self._environment.aclose()
 
     async def _row_of(self, sample: Sample) -> dict[str, Any]:
-        """The stored row of a dialogue.
-
-        Raises:
-            EpisodeAborted: the environment failed.
-        """
+        """The stored row of a dialogue; `EpisodeAborted` if the environment failed."""
 
         async def generate(
             context: list[int], max_tokens: int, stop: tuple[str, ...]

@@ -44,12 +44,7 @@ def refuse_chats(benchmarks: Sequence[Benchmark]) -> None:
 def with_template(
     benchmarks: Sequence[Benchmark], tokenizer: Any, system_prompt: str | None
 ) -> list[Benchmark]:
-    """The benchmarks, with prompts in the model's chat template.
-
-    Args:
-        tokenizer: of transformers, with a chat template.
-        system_prompt: text of the system turn; None: no such turn.
-    """
+    """The benchmarks, with prompts in the model's chat template."""
     if tokenizer.chat_template is None:
         raise EvalError(
             "--chat-template: the model's tokenizer has none; leave the option out for raw prompts"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sg_rlhf.common.argument_types import (
     OneLineParser,
@@ -17,7 +18,6 @@ from sg_rlhf.common.argument_types import (
     positive_float,
     positive_int,
 )
-from sg_rlhf.common.text import Removed
 from sg_rlhf.eval import own_rows, suites
 from sg_rlhf.eval.engines.base import DTYPES, ENGINES
 from sg_rlhf.eval.sampling import SamplingOptions
@@ -35,35 +35,20 @@ one again.
 
 EXAMPLES = """\
 examples:
-  list the suites and their benchmarks
-    sg-rlhf eval --list
   the newest finished run on Knights & Knaves, all harnesses
     sg-rlhf eval --suite kk
-  another checkpoint, and a folder for its results
-    sg-rlhf eval --suite kk --model runs/kk/checkpoints/final --out out/kk
-  only the sampled mathematics benchmarks
-    sg-rlhf eval --suite math --only aime,amc --model M --out out/math
-  AIME 2025 with 64 responses per problem: avg@64, bayes@64, and pass@k from the same responses
+  some mathematics benchmarks, 64 responses per problem, and pass@k from the same responses
     sg-rlhf eval --suite math --only aime25 --samples 64 --k 1,8,64 --model M --out out/aime25
   a thinking model with its own chat template and sampling settings
     sg-rlhf eval --suite math --only aime25 --chat-template --temperature 0.6 --top-p 0.95 \\
       --max-tokens 32768 --model Qwen/Qwen3-4B --out out/qwen3
-  a quick look at five questions per benchmark, from local files
-    sg-rlhf eval --suite math --limit 5 --data-dir data/math --model M --out out/look
   search questions, with an index that is served during the run
     sg-rlhf eval --suite qa --index indexes/e5 --data-dir data/qa --model M --out out/qa
-  grade stored responses again with another rule; no model is loaded
-    sg-rlhf eval --suite math --rescore out/math --grader deepscaler --out out/rescored
   your own rows with the reward of your training
     sg-rlhf eval --data my/test.jsonl --reward my_reward.py --model M --out out/mine
-  compare two finished runs question by question
-    sg-rlhf eval --compare out/grpo out/grpo_sg --out out/compared
-  8 GPUs with one engine each: the server `vllm serve M --data-parallel-size 8`
+  a server, such as that of 8 GPUs: `vllm serve M --data-parallel-size 8`
     sg-rlhf eval --suite math --engine openai --base-url http://localhost:8000/v1 --model M \\
       --concurrency 2048
-  a server, through its chat endpoint
-    sg-rlhf eval --suite math --engine openai --base-url http://localhost:8000/v1 \\
-      --chat-template --model M --out out/served
 """
 
 
@@ -71,45 +56,39 @@ examples:
 OUT = Path("out")
 
 
+class Option(NamedTuple):
+    """An option of the command line; `suite`: the only suite that has it, None for all."""
+
+    flag: str
+    dest: str
+    default: Any
+    suite: str | None
+
+
 @dataclass(frozen=True)
 class CommandLine:
-    """A parsed command line.
-
-    Attributes:
-        suites: every known suite by name.
-        suite_options: suite -> the options that only this suite has.
-        common_options: the options of every suite.
-    """
+    """A parsed command line, with every known suite by name."""
 
     args: argparse.Namespace
     suites: Mapping[str, Suite]
-    suite_options: Mapping[str, Sequence[argparse.Action]]
-    common_options: Sequence[argparse.Action]
+    options: Sequence[Option]
+
+    @property
+    def given(self) -> list[Option]:
+        """The options with another value than their default."""
+        return [o for o in self.options if getattr(self.args, o.dest) != o.default]
 
     @property
     def suite_values(self) -> dict[str, Any]:
         """The options that only the selected suite has, by name."""
-        options = self.suite_options.get(self.args.suite, ())
-        return {option.dest: getattr(self.args, option.dest) for option in options}
+        of_suite = [o.dest for o in self.options if o.suite == self.args.suite]
+        return {dest: getattr(self.args, dest) for dest in of_suite}
 
-    @property
-    def options(self) -> list[argparse.Action]:
-        """Every option."""
-        return [*self.common_options, *(o for part in self.suite_options.values() for o in part)]
-
-    def is_given(self, option: argparse.Action) -> bool:
-        """Whether an option has another value than its default."""
-        return bool(getattr(self.args, option.dest, option.default) != option.default)
-
-    def refuse_all_but(self, allowed: set[str], reason: str) -> None:
-        """Refuse every option that was given and is not allowed.
-
-        Args:
-            allowed: destinations of the options that have a meaning here.
-        """
-        for option in self.options:
-            if option.dest not in allowed | {"help"} and self.is_given(option):
-                raise EvalError(f"{option.option_strings[0]}: {reason}")
+    def refuse_all_but(self, allowed: Collection[str], reason: str) -> None:
+        """Refuse every option that was given, unless its name is among the allowed ones."""
+        for option in self.given:
+            if option.dest not in allowed:
+                raise EvalError(f"{option.flag}: {reason}")
 
 
 def parse_arguments(argv: Sequence[str]) -> CommandLine:
@@ -130,18 +109,22 @@ def parse_arguments(argv: Sequence[str]) -> CommandLine:
     _add_sampling(parser.add_argument_group("responses").add_argument)
     _add_engine(parser.add_argument_group("engine").add_argument)
     _add_other_modes(parser.add_argument_group("instead of an evaluation").add_argument)
-    suite_options = {}
+    suite_of = {}
     for name, suite in known.items():
         group = parser.add_argument_group(f"only with --suite {name}")
         for flag, keywords in suite.options.items():
-            group.add_argument(flag, **keywords)
-        suite_options[name] = list(group._group_actions)
-    of_suites = [option for options in suite_options.values() for option in options]
-    common = [action for action in parser._actions if action not in of_suites]
+            suite_of[group.add_argument(flag, **keywords).dest] = name
+    options = [
+        Option(action.option_strings[0], action.dest, action.default, suite_of.get(action.dest))
+        for action in parser._actions
+        if action.dest != "help"
+    ]
     args = parser.parse_args(argv)
     if args.suite is None and args.data is not None:
         args.suite = own_rows.NAME
-    return CommandLine(args, known, suite_options, common)
+    if args.resume and args.out is None:
+        raise EvalError("--resume needs --out DIR, the folder of the run that is to continue")
+    return CommandLine(args, known, options)
 
 
 # `add` is the `add_argument` of a parser or of a group.
@@ -219,31 +202,15 @@ def _add_sampling(add: Callable[..., Any]) -> None:
     )  # fmt: skip
 
 
-_NO_REPLICAS = (
-    "vLLM shares requests among engines itself: start `vllm serve MODEL --data-parallel-size N` "
-    "and give --engine openai --base-url http://localhost:8000/v1"
-)
-
-
-def _engine(name: str) -> str:
-    if name == "hf":
-        raise argparse.ArgumentTypeError(
-            "hf: this engine was removed; vllm runs on a CPU too, and openai takes any server, "
-            "such as that of `transformers serve`"
-        )
-    return name
-
-
 def _add_engine(add: Callable[..., Any]) -> None:
     add(
-        "--engine", type=_engine, choices=ENGINES, default="vllm",
+        "--engine", choices=ENGINES, default="vllm",
         help="engine: vllm, on GPUs or a CPU, or openai, a server (default: vllm)",
     )  # fmt: skip
     add(
         "--tensor-parallel", metavar="N", type=positive_int, default=1,
         help="GPUs of the engine, with vllm (default: 1)",
     )  # fmt: skip
-    add("--replicas", action=Removed, const=_NO_REPLICAS)
     add(
         "--revision", metavar="R",
         help="commit, branch or tag of a model on the hub, with vllm (default: main)",
@@ -276,35 +243,29 @@ def _add_other_modes(add: Callable[..., Any]) -> None:
     )  # fmt: skip
 
 
-#: The engines that an option applies to, where it does not apply to all.
-_ENGINES_OF: Mapping[str, Sequence[str]] = {
-    "base_url": ("openai",),
-    "concurrency": ("openai",),
-    "tensor_parallel": ("vllm",),
-    "revision": ("vllm",),
-    "dtype": ("vllm",),
-}
+#: The only engine that an option applies to, where it does not apply to both.
+_ENGINE_OF = {
+    "base_url": "openai", "concurrency": "openai",
+    "tensor_parallel": "vllm", "revision": "vllm", "dtype": "vllm",
+}  # fmt: skip
 
 
 def check(line: CommandLine) -> tuple[Suite, tuple[Benchmark, ...]]:
     """Check the command line of an evaluation, without reading questions or a model.
 
-    Returns:
-        The suite and the selected benchmarks, with the sampling settings that were asked for.
+    Returns the suite and the selected benchmarks, with the settings that were asked for.
     """
     args = line.args
     suite = find_suite(line)
     if args.engine == "openai" and args.base_url is None:
         raise EvalError("--engine openai needs --base-url, such as http://localhost:8000/v1")
-    for option in line.common_options:
-        engines = _ENGINES_OF.get(option.dest)
-        if engines is not None and args.engine not in engines and line.is_given(option):
-            name, value = option.option_strings[0], getattr(args, option.dest)
-            raise EvalError(f"{name} {value}: only with --engine {' or '.join(engines)}")
-    for option in line.common_options:
-        reason = suite.refused.get((option.option_strings or [""])[0])
-        if reason is not None and line.is_given(option):
-            raise EvalError(f"{option.option_strings[0]}: {reason}")
+    for option in line.given:
+        engine = _ENGINE_OF.get(option.dest, args.engine)
+        if engine != args.engine:
+            value = getattr(args, option.dest)
+            raise EvalError(f"{option.flag} {value}: only with --engine {engine}")
+        if option.flag in suite.refused:
+            raise EvalError(f"{option.flag}: {suite.refused[option.flag]}")
     if args.system_prompt is not None and not args.chat_template:
         raise EvalError("--system-prompt: needs --chat-template; a raw prompt has no system turn")
     try:
@@ -335,13 +296,17 @@ def find_suite(line: CommandLine) -> Suite:
             f"--suite {args.suite}: expected one of {', '.join(line.suites)}, or "
             "package.module:NAME of a domain"
         )
-    for name, options in line.suite_options.items():
-        for option in options:
-            if name != args.suite and line.is_given(option):
-                raise EvalError(f"{option.option_strings[0]}: only with --suite {name}")
+    for option in line.given:
+        if option.suite not in (None, args.suite):
+            raise EvalError(f"{option.flag}: only with --suite {option.suite}")
     if suite is own_rows.ROWS and args.rescore is None:
         return own_rows.with_rows(line.suite_values)
     return suite
+
+
+def dated_folder(name: str) -> Path:
+    """The folder for results without `--out`."""
+    return OUT / f"{name}_{time.strftime('%Y-%m-%d_%H%M%S')}"
 
 
 def names_in(only: str) -> list[str]:

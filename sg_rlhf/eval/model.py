@@ -30,12 +30,17 @@ _FILES = (
 _WEIGHTS = ("*.safetensors", "*.bin")
 
 
-def find_model(name: str, revision: str | None) -> Model:
-    """Look a model up: a folder with a `config.json`, `module:NAME`, or an id on the hub."""
+def _local(name: str) -> Path:
+    """The path that a model's name is, if it is one."""
     try:
-        folder = Path(module_paths.resolve(name))
+        return Path(module_paths.resolve(name))
     except ModuleNotFoundError:
         raise EvalError(f"--model {name}: no such module is installed") from None
+
+
+def find_model(name: str, revision: str | None) -> Model:
+    """Look a model up: a folder with a `config.json`, `module:NAME`, or an id on the hub."""
+    folder = _local(name)
     if folder.is_dir():
         if revision is not None:
             raise EvalError(f"--revision {revision}: {name} is a folder, which has no revisions")
@@ -48,15 +53,8 @@ def find_model(name: str, revision: str | None) -> Model:
 
 
 def with_merged_adapters(name: str, dtype: str | None) -> str:
-    """The folder that the engine loads: for LoRA adapters that of `merge_adapters.merged_copy`.
-
-    Args:
-        dtype: in which the model is evaluated; None for its own.
-    """
-    try:
-        folder = Path(module_paths.resolve(name))
-    except ModuleNotFoundError:
-        return name  # refused by `find_model`
+    """The folder that the engine loads: for LoRA adapters a merged copy in this dtype."""
+    folder = _local(name)
     try:
         if model_folder.merge_command(folder) is None:
             return name
@@ -88,8 +86,19 @@ def fingerprint(folder: Path) -> str:
     return hashlib.sha256(json.dumps(listing).encode()).hexdigest()
 
 
+def _load(loader: Any, what: str, model: Model) -> Any:
+    """Load a part of a model by transformers' class for it."""
+    try:
+        return loader.from_pretrained(
+            model.location, revision=model.revision, trust_remote_code=False
+        )
+    except (OSError, ValueError) as error:
+        raise EvalError(
+            f"--model {model.name}: its {what} cannot be read: {one_line(error)}"
+        ) from None
+
+
 def load_tokenizer(model: Model) -> Any:
-    """The model's tokenizer."""
     from transformers import AutoTokenizer
 
     try:
@@ -97,28 +106,14 @@ def load_tokenizer(model: Model) -> Any:
             model_folder.check(Path(model.location))
     except model_folder.ModelError as error:
         raise EvalError(f"--model {model.name}: {error}") from None
-    try:
-        return AutoTokenizer.from_pretrained(
-            model.location, revision=model.revision, trust_remote_code=False
-        )
-    except (OSError, ValueError) as error:
-        raise EvalError(
-            f"--model {model.name}: its tokenizer cannot be loaded: {one_line(error)}"
-        ) from None
+    return _load(AutoTokenizer, "tokenizer", model)
 
 
 def context_length(model: Model) -> int:
     """Most tokens of prompt and response together."""
     from transformers import AutoConfig
 
-    try:
-        config = AutoConfig.from_pretrained(
-            model.location, revision=model.revision, trust_remote_code=False
-        )
-    except (OSError, ValueError) as error:
-        raise EvalError(
-            f"--model {model.name}: its config.json cannot be read: {one_line(error)}"
-        ) from None
+    config = _load(AutoConfig, "config.json", model)
     length = getattr(config.get_text_config(), "max_position_embeddings", None)
     if not isinstance(length, int):
         raise EvalError(f"--model {model.name}: config.json has no max_position_embeddings")

@@ -15,6 +15,7 @@ from sg_rlhf.data_io.dataset_writer import sha256_of
 from sg_rlhf.data_io.prompt_rows import DATASOURCE, SUFFIXES, PromptSchema
 from sg_rlhf.data_io.prompt_validation import read_prompts
 from sg_rlhf.eval.scores import metrics
+from sg_rlhf.eval.scores.report import interval
 from sg_rlhf.tasks import registry
 from sg_rlhf.tasks.grade import Grade, label_fault
 from sg_rlhf.tasks.questions import EvalError, Question, Source, one_line
@@ -44,12 +45,9 @@ _KEYS = {
 
 
 class Reward(NamedTuple):
-    """A reward of training.
+    """A reward of training, and what names it in `run.json`.
 
-    Attributes:
-        grade: (response, gold of a question) -> its grade.
-        identity: what names it in `run.json`.
-        label_fault: label -> what is wrong with it, or None.
+    `label_fault`: label -> what is wrong with it, or None.
     """
 
     grade: GoldGrader
@@ -115,20 +113,16 @@ def report(rows: Mapping[str, Sequence[Mapping[str, Any]]], failures: Mapping[st
     """The mean reward of each file."""
     figures, cells = {}, []
     for name, part in rows.items():
-        rewards: dict[str, list[float]] = {}
-        for row in sorted(part, key=lambda row: (row["id"], row["sample"])):
-            rewards.setdefault(row["id"], []).append(row["reward"])
-        means = [sum(found) / len(found) for found in rewards.values()]
-        mean = metrics.estimate(means, 0)
+        rewards = metrics.by_question(part, "reward")
+        mean = metrics.estimate([sum(found) / len(found) for found in rewards.values()], 0)
         figures[name] = {"mean_reward": mean.as_dict()}
-        low, high = mean.interval
-        cells.append([name, f"{mean.value:.3f}", f"{low:.3f} to {high:.3f}"])
+        cells.append([name, f"{mean.value:.3f}", interval(mean.interval)])
     note = (
         "A response is correct if the reward's `extra_logs` have a `correct` above 0, or, "
         "without one, if `scores` (default: the reward) is at least 1."
     )
     heads = ("Data", "Mean reward", "95 % interval")
-    return Report(figures, [ExtraTable("Rewards", "means over the rows", heads, cells, note)])
+    return Report(figures, [ExtraTable("Rewards", heads, cells, note)])
 
 
 def stored_benchmark(name: str) -> Benchmark:

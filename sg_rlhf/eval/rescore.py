@@ -6,7 +6,6 @@ the graders of today's code and of `--grader`, into a folder of its own.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -15,17 +14,22 @@ from rich.console import Console
 
 from sg_rlhf.common.argument_types import progress_bar
 from sg_rlhf.data_io.dataset_writer import sha256_of
+from sg_rlhf.data_io.run_config import run_of
 from sg_rlhf.eval import contamination
-from sg_rlhf.eval.command_line import OUT, CommandLine, find_suite, names_in
+from sg_rlhf.eval.answer import grade_and_store
+from sg_rlhf.eval.command_line import CommandLine, dated_folder, find_suite, names_in
 from sg_rlhf.eval.contamination import TrainingOverlap
-from sg_rlhf.eval.engines.base import grade_fields
-from sg_rlhf.eval.model import Model
+from sg_rlhf.eval.engines.base import Sample
 from sg_rlhf.eval.scores import results, tables
-from sg_rlhf.eval.scores.compare import RunResults, as_run, known_benchmarks, read_run_results
-from sg_rlhf.eval.store import SAMPLES, Key, Row, Store, key_of
-from sg_rlhf.tasks.contamination import family_of
-from sg_rlhf.tasks.grade import Grade
-from sg_rlhf.tasks.questions import EvalError
+from sg_rlhf.eval.scores.compare import (
+    RunResults,
+    as_run,
+    known_benchmarks,
+    read_run_results,
+    selected,
+)
+from sg_rlhf.eval.store import SAMPLES, Row, Store, key_of
+from sg_rlhf.tasks.questions import EvalError, Question
 from sg_rlhf.tasks.suite import Benchmark, Setup, Suite
 
 #: Options with a meaning here, apart from those of the suite.
@@ -41,32 +45,33 @@ def rescore(line: CommandLine, console: Console) -> int:
     if args.suite is None:
         args.suite = side.request["suite"]
     suite = find_suite(line)
-    of_suite = {option.dest for option in line.suite_options[args.suite]}
-    line.refuse_all_but(OPTIONS | of_suite, "has no effect on stored responses")
-    if args.resume and args.out is None:
-        raise EvalError("--resume needs --out DIR, the folder to continue")
+    line.refuse_all_but({*OPTIONS, *line.suite_values}, "has no effect on stored responses")
     benchmarks = _benchmarks(suite, side, names_in(args.only), args.k)
     if args.out is None:
-        stamp = time.strftime("%Y-%m-%d_%H%M%S")
-        args.out = OUT / f"{suite.name}_rescored_{stamp}"
+        args.out = dated_folder(f"{suite.name}_rescored")
         print(f"--out {args.out}", flush=True)
-    with Store(args.out, args.resume) as store, ExitStack() as resources:
+    with ExitStack() as resources:
         prepared = suite.prepare(Setup(benchmarks, line.suite_values, resources, regrade=True))
         request = _request(side, benchmarks, prepared.request)
+        store = resources.enter_context(Store(args.out, args.resume))
         done = store.begin(request)
         begun = store.write_request(request, side.begun)
-        _grade_rest(side, prepared.benchmarks, done, store)
+        left = [
+            _sample(benchmark, row)
+            for benchmark in prepared.benchmarks
+            for row in side.rows[benchmark.name]
+            if key_of(row) not in done
+        ]
+        with progress_bar("grading", "response", len(done) + len(left)) as bar:
+            bar.update(len(done))
+            for start in range(0, len(left), CHUNK):
+                grade_and_store(left[start : start + CHUNK], store)
+                bar.update(len(left[start : start + CHUNK]))
         rows = list(store.begin(request).values())
         report, extra = results.build(suite, benchmarks, request, rows, begun, {}, _seen(side))
         report["rescored"] = {**request["rescored"], "changes": _changes(side, rows)}
         tables.write(report, extra, suite, args.out, console)
     return 0
-
-
-def regraded(row: Row, grade: Grade) -> Row:
-    """A stored sample with another grade."""
-    kept = {name: value for name, value in row.items() if name != "graders"}
-    return kept | grade_fields(grade)
 
 
 def _benchmarks(
@@ -78,53 +83,44 @@ def _benchmarks(
             f"--suite {suite.name}: {side.folder} is a run of suite {side.request['suite']}"
         )
     known = known_benchmarks(suite, side)
-    names = list(side.request["benchmarks"])
-    if only:
-        selected = {benchmark.name for benchmark in suite.select(only)}
-        names = [name for name in names if name in selected]
-        if not names:
-            raise EvalError(f"--only {','.join(only)}: not in {side.folder}")
+    names = selected(suite, list(side.request["benchmarks"]), only, str(side.folder))
     for name in names:
         if any("dialogue" in row for row in side.rows[name]):
             raise EvalError(
                 f"--rescore {side.folder}: {name} holds dialogues, which are graded from their "
                 "tokens; expected a run with one response per prompt"
             )
-    found = []
-    for name in names:
-        # Without results.json, the run ended before its report: the suite's k.
-        own = {f"pass@{k}" for k in known[name].pass_at}
-        found.append(as_run(known[name], side, ks, side.reported.get(name, own)))
-    return found
+    return [as_run(known[name], [side], ks) for name in names]
 
 
 def _request(
     side: RunResults, benchmarks: Sequence[Benchmark], graders: Mapping[str, Any]
 ) -> dict[str, Any]:
     kept = {key: value for key, value in side.request.items() if key != "graders"}
-    names = [benchmark.name for benchmark in benchmarks]
     return {
         **kept,
         **graders,
         "rescored": {"from": str(side.folder), "samples_sha256": sha256_of(side.folder / SAMPLES)},
-        "benchmarks": {name: side.request["benchmarks"][name] for name in names},
+        "benchmarks": {
+            each.name: {**side.request["benchmarks"][each.name], "pass_at": list(each.pass_at)}
+            for each in benchmarks
+        },
     }
 
 
-def _grade_rest(
-    side: RunResults, benchmarks: Sequence[Benchmark], done: Mapping[Key, Row], store: Store
-) -> None:
-    """Grade and store every response that is not stored yet."""
-    total = sum(len(side.rows[benchmark.name]) for benchmark in benchmarks)
-    with progress_bar("grading", "response", total) as bar:
-        bar.update(len(done))
-        for benchmark in benchmarks:
-            rows = [row for row in side.rows[benchmark.name] if key_of(row) not in done]
-            for start in range(0, len(rows), CHUNK):
-                chunk = rows[start : start + CHUNK]
-                grades = benchmark.grade([(row["response"], row["gold"]) for row in chunk])
-                store.append(map(regraded, chunk, grades))
-                bar.update(len(chunk))
+def _sample(benchmark: Benchmark, row: Row) -> Sample:
+    """A stored sample."""
+    return Sample(
+        benchmark=benchmark,
+        question=Question(row["id"], row["prompt"], row["gold"], row["group"]),
+        index=row["sample"],
+        prompt_ids=(),
+        max_tokens=row.get("max_tokens", 0),
+        seed=row.get("seed", 0),
+        response=row["response"],
+        finish_reason=row["finish_reason"],
+        tokens=row["tokens"],
+    )
 
 
 def _changes(side: RunResults, rows: Sequence[Row]) -> dict[str, dict[str, int]]:
@@ -143,10 +139,7 @@ def _changes(side: RunResults, rows: Sequence[Row]) -> dict[str, dict[str, int]]
 
 def _seen(side: RunResults) -> TrainingOverlap:
     """The model's family. Its training data is not compared again: that needs the questions."""
-    model = side.request["model"]
-    run = contamination.training_run_of(
-        Model(model["name"], model["name"], model.get("revision"), model.get("fingerprint", ""))
-    )
-    family = family_of([model["name"], *([run.base] if run else [])])
+    model = side.request["model"]["name"]
+    family = contamination.family(model, run_of(model))
     problem = f"not compared by --rescore; see results.json in {side.folder}"
     return TrainingOverlap(family, {"problem": problem})

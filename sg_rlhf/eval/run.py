@@ -11,9 +11,7 @@ import asyncio
 import contextlib
 import functools
 import sys
-import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -22,12 +20,13 @@ from sg_rlhf.common import home
 from sg_rlhf.common.atomic_io import best_effort_output
 from sg_rlhf.common.environment import as_typed
 from sg_rlhf.common.redaction import redact_text
+from sg_rlhf.data_io.run_config import run_of
 from sg_rlhf.eval import chat_prompts, contamination, suites, training_runs
 from sg_rlhf.eval.answer import answer, describe, samples_of
 from sg_rlhf.eval.command_line import (
-    OUT,
     CommandLine,
     check,
+    dated_folder,
     names_in,
     parse_arguments,
     sampling_options,
@@ -36,8 +35,9 @@ from sg_rlhf.eval.engines import vllm
 from sg_rlhf.eval.engines.base import Engine, Sample
 from sg_rlhf.eval.model import ModelHandle, open_model
 from sg_rlhf.eval.rescore import rescore
-from sg_rlhf.eval.scores import results, tables
-from sg_rlhf.eval.store import Store, model_of
+from sg_rlhf.eval.scores import compare_report, results, tables
+from sg_rlhf.eval.scores.compare import compare
+from sg_rlhf.eval.store import Store, check_folder, model_of
 from sg_rlhf.tasks import registry
 from sg_rlhf.tasks.codec import TokenizerCodec
 from sg_rlhf.tasks.domain import Domain
@@ -82,18 +82,12 @@ _LIST_OPTIONS = {"list", "suite"}
 
 def compare_folders(line: CommandLine, console: Console) -> int:
     """Compare two finished runs; the exit status."""
-    # An evaluation does not need the paired tests.
-    from sg_rlhf.eval.scores import compare_report
-    from sg_rlhf.eval.scores.compare import compare
-
     args = line.args
     line.refuse_all_but(_COMPARE_OPTIONS, "says nothing about two finished runs")
     if args.out is not None and args.out.exists() and not args.out.is_dir():
         raise EvalError(f"--out {args.out}: is a file, expected a folder")
-    found = compare(line.suites, tuple(args.compare), names_in(args.only), args.k, args.seed)
-    compare_report.show(found, console)
-    for path in compare_report.write(found, args.out) if args.out is not None else ():
-        console.print(str(path), markup=False, highlight=False, soft_wrap=True)
+    suite, found = compare(line.suites, tuple(args.compare), names_in(args.only), args.k, args.seed)
+    compare_report.write(suite, found, args.out, console)
     return 0
 
 
@@ -101,73 +95,66 @@ def evaluate(line: CommandLine, console: Console) -> int:
     """Run an evaluation and write its report; the exit status."""
     args = line.args
     suite, benchmarks = check(line)
-    if args.resume and args.out is None:
-        raise EvalError("--resume needs --out DIR, the folder of the run that is to continue")
     domain = suites.domain_of(suite, args.suite)
     name, chosen = choose_model(args, domain)
     if args.out is None:
-        args.out = OUT / f"{suite.name}_{time.strftime('%Y-%m-%d_%H%M%S')}"
+        args.out = dated_folder(suite.name)
         chosen = [*chosen, f"--out {args.out}"]
-    run_dir = None if name is None else training_runs.run_dir_of(Path(name))
-    run_settings = {} if run_dir is None else training_runs.settings_of(run_dir)
-    with Store(args.out, args.resume) as store:
-        with contextlib.ExitStack() as resources:
+    check_folder(args.out, args.resume)
+    run = None if name is None else run_of(name)
+    run_settings = {} if run is None else run.settings
+    with contextlib.ExitStack() as resources:
 
-            @functools.cache
-            def target() -> ModelHandle:
-                if name is None:
-                    raise Missing([no_model(args, domain)])
-                return open_model(args, name)
+        @functools.cache
+        def target() -> ModelHandle:
+            if name is None:
+                raise Missing([no_model(args, domain)])
+            return open_model(args, name)
 
-            knows_tokens = args.engine != "openai" or (name and target().tokenizer is not None)
-            setup = Setup(
-                benchmarks=benchmarks,
-                options=line.suite_values,
-                resources=resources,
-                data_dir=args.data_dir,
-                limit=args.limit,
-                seed=args.seed,
-                tokenizer=(lambda: target().tokenizer) if knows_tokens else None,
-                run_settings=run_settings,
+        knows_tokens = args.engine != "openai" or (name and target().tokenizer is not None)
+        setup = Setup(
+            benchmarks=benchmarks,
+            options=line.suite_values,
+            resources=resources,
+            data_dir=args.data_dir,
+            limit=args.limit,
+            seed=args.seed,
+            tokenizer=(lambda: target().tokenizer) if knows_tokens else None,
+            run_settings=run_settings,
+        )
+        prepared = prepare(suite, setup, no_model(args, domain) if name is None else None)
+        if chosen:
+            print("; ".join(chosen), flush=True)
+        asked, request = as_chats(args, prepared, target().tokenizer)
+        environment = prepared.environment or suites.environment_of(domain, run_settings)
+        if environment is not None and target().tokenizer is None:
+            raise EvalError(
+                "--engine openai: dialogues need token ids, which a vLLM server returns, and "
+                "the tokenizer of its model; give --model as a folder or hub id"
             )
-            prepared = prepare(suite, setup, no_model(args, domain) if name is None else None)
-            if chosen:
-                print("; ".join(chosen), flush=True)
-            asked, request = as_chats(args, prepared, target().tokenizer)
-            environment = prepared.environment or suites.environment_of(domain, run_settings)
-            if environment is not None and target().tokenizer is None:
-                raise EvalError(
-                    "--engine openai: dialogues need token ids, which a vLLM server returns, and "
-                    "the tokenizer of its model; give --model as a folder or hub id"
-                )
-            seen = contamination.find_training_overlap(
-                suite, asked, target().model, args.train_data
-            )
-            samples, request = fit(args, suite, asked, request, target())
-            stored = store.begin(request)
-            left = [sample for sample in samples if sample.key not in stored]
-            foreign = next(iter(stored.keys() - {sample.key for sample in samples}), None)
-            if foreign is not None:
-                raise EvalError(
-                    f"--resume: {args.out} holds sample {foreign}, which this run does not have"
-                )
-            print(
-                f"{len(samples)} samples, {len(stored)} there already; model {target().model.name}",
-                flush=True,
-            )
-            _announce_cuts(request["benchmarks"], target().context)
-            engine = start_engine(args, target(), request["dtype"], samples, left)
-            if engine is not None:
-                resources.callback(engine.close)
-            begun = store.write_request(request, results.environment())
-            codec = None if environment is None else TokenizerCodec(target().tokenizer)
-            try:
-                if left:
-                    asyncio.run(answer(left, engine, store, len(stored), environment, codec))
-            except (EvalError, OSError) as error:
-                said = as_typed(redact_text(str(error)))
-                print(f"error: {said}; go on with --resume --out {args.out}", file=sys.stderr)
-                return 1
+        model = target().model
+        seen = contamination.find_training_overlap(suite, asked, model.name, run, args.train_data)
+        samples, request = fit(args, suite, asked, request, target())
+        store = resources.enter_context(Store(args.out, args.resume))
+        stored = store.begin(request)
+        left = [sample for sample in samples if sample.key not in stored]
+        print(
+            f"{len(samples)} samples, {len(stored)} there already; model {model.name}", flush=True
+        )
+        for cut in tables.context_notices(request["benchmarks"], target().context):
+            print(f"notice: {cut}", flush=True)
+        engine = start_engine(args, target(), request["dtype"], samples, left)
+        if engine is not None:
+            resources.callback(engine.close)
+        begun = store.write_request(request, results.environment())
+        codec = None if environment is None else TokenizerCodec(target().tokenizer)
+        try:
+            if left:
+                asyncio.run(answer(left, engine, store, len(stored), environment, codec))
+        except (EvalError, OSError) as error:
+            said = as_typed(redact_text(str(error)))
+            print(f"error: {said}; go on with --resume --out {args.out}", file=sys.stderr)
+            return 1
         rows = list(store.begin(request).values())
         report, extra = results.build(suite, asked, request, rows, begun, store.failures(), seen)
         tables.write(report, extra, suite, args.out, console)
@@ -228,8 +215,7 @@ def as_chats(
 ) -> tuple[Sequence[Benchmark], dict[str, Any]]:
     """The questions, with `--chat-template` as conversations; and the suite's part of the request.
 
-    Args:
-        tokenizer: of the model; None for a model behind a server, which applies its own template.
+    Without a tokenizer the server applies its own template.
     """
     benchmarks, request = prepared.benchmarks, dict(prepared.request)
     if not args.chat_template:
@@ -285,18 +271,6 @@ def start_engine(
     needs = (len(s.prompt_ids) + s.max_tokens for s in samples if s.max_tokens)
     context = max(needs, default=0)
     return vllm.VllmEngine(target.model, context, dtype, target.cpu, args.tensor_parallel)
-
-
-def _announce_cuts(benchmarks: Mapping[str, Any], context: int | None) -> None:
-    for name, described in benchmarks.items():
-        cuts = described["context_cuts"]
-        if cuts["questions"]:
-            print(
-                f"notice: {name}: the model's context of {context} tokens cuts "
-                f"{cuts['questions']} of {described['n_questions']} questions' responses, to "
-                f"{cuts['shortest_max_tokens']} tokens at the least",
-                flush=True,
-            )
 
 
 if __name__ == "__main__":

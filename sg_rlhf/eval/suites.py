@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from sg_rlhf.eval import own_rows
+from sg_rlhf.eval.scores import report
 from sg_rlhf.tasks import registry
 from sg_rlhf.tasks.domain import Domain, load
 from sg_rlhf.tasks.questions import EvalError
@@ -33,11 +33,7 @@ SUITES: dict[str, Suite] = {
 
 
 def domain_of(suite: Suite, requested: str) -> Domain | None:
-    """The domain that a suite belongs to; None for a suite without one.
-
-    Args:
-        requested: the value of `--suite`, which may be the domain's import path.
-    """
+    """The domain of a suite that `--suite` requested; None for a suite without one."""
     known = registry.domains().values()
     imported = [registry.find(requested)] if ":" in requested else []
     owners = (d for d in (*known, *imported) if d.suite is not None and load(d.suite) is suite)
@@ -47,10 +43,9 @@ def domain_of(suite: Suite, requested: str) -> Domain | None:
 def environment_of(
     domain: Domain | None, run_settings: Mapping[str, Any]
 ) -> Callable[[], Environment] | None:
-    """What makes the environment of a domain for an evaluation; None: it has none.
+    """Makes the environment of a domain for an evaluation; None: it has none.
 
-    Args:
-        run_settings: `config.yaml` of the model's training run, whose section `sg.NAME` it gets.
+    It gets the section `sg.NAME` of the model's training run.
     """
     if domain is None or domain.environment is None:
         return None
@@ -84,16 +79,12 @@ def suite_at(import_path: str) -> Suite:
 
 def show(suites: Mapping[str, Suite], console: Console) -> None:
     """Print one table per suite: its benchmarks, with sizes, settings and licences."""
+    heads = ("--only", "benchmark", "questions", "settings", "scores", "licence")
+    parts = []
     for name, suite in suites.items():
         if not suite.benchmarks:  # --data FILE
             continue
-        caption = f"without --only: {', '.join(suite.by_default)}" if suite.by_default else None
-        table = Table(
-            title=f"--suite {name}: {suite.title}", title_justify="left",
-            caption=caption, caption_justify="left",
-        )  # fmt: skip
-        for title in ("--only", "benchmark", "questions", "settings", "scores", "licence"):
-            table.add_column(title)
+        rows = []
         for b in suite.benchmarks:
             s = b.settings
             how = "greedy" if s.temperature == 0 else f"T={s.temperature:g}, top_p={s.top_p:g}"
@@ -103,8 +94,9 @@ def show(suites: Mapping[str, Suite], console: Console) -> None:
             if b.headline_groups:
                 names.append("by number of people")
             only = b.name if b.family == b.name else f"{b.name} ({b.family})"
-            table.add_row(
-                only, b.title, str(b.size), f"{how}, {s.max_tokens} tokens, n={s.n}",
-                ", ".join(names), b.licence,
-            )  # fmt: skip
-        console.print(table)
+            settings = f"{how}, {s.max_tokens} tokens, n={s.n}"
+            rows.append([only, b.title, str(b.size), settings, ", ".join(names), b.licence])
+        parts.append(report.section(f"--suite {name}: {suite.title}", report.table(heads, rows)))
+        if suite.by_default:
+            parts.append(f"without --only: {', '.join(suite.by_default)}")
+    report.show(console, parts)

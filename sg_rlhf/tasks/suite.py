@@ -1,10 +1,8 @@
 """The contract of an evaluation suite: what is asked, under which settings, and who grades.
 
-A benchmark is a set of questions under one setting. Where a data set is scored under several
-settings (Knights & Knaves), each is a benchmark of its own.
-
-A `Suite` is data. Its `prepare` reads the questions and starts what the run needs. Its `report`
-adds figures and tables. Most suites use the defaults of both.
+A benchmark is a set of questions under one setting; a data set that is scored under several
+settings (Knights & Knaves) is several benchmarks. A `Suite` is data. Most suites use the defaults
+of its two functions, `prepare` and `report`.
 """
 
 from __future__ import annotations
@@ -65,17 +63,11 @@ class Sampling:
 class Benchmark:
     """Questions under one setting, with their grader.
 
-    `load_questions` fills in `questions` and `sources`.
-
     Attributes:
-        name: as `--only` takes it.
-        family: `--only FAMILY` selects all benchmarks that share it.
-        title: as in the tables.
+        name, family: as `--only` takes them; several benchmarks may share a family.
         size: number of questions of the whole set; another number is an error, unless `samples`.
-        settings: how responses are sampled.
         load: folder with the data -> questions and where they are from.
         grade: (response, gold) pairs -> grades, in order.
-        licence: of the questions.
         pass_at: the k of pass@k that are reported beside the mean over samples.
         headline_groups: groups whose scores are averaged into the benchmark's score; empty means
             one mean over all questions.
@@ -83,6 +75,7 @@ class Benchmark:
         samples: a file may be a sample of the set, which is then reported as one, and a limit
             draws questions at random instead of taking the first.
         exposure: which models may have seen the questions; None: nothing is said of it.
+        questions, sources: filled in by `load_questions`.
     """
 
     name: str
@@ -121,8 +114,7 @@ def load_questions(
 ) -> list[Benchmark]:
     """Read and check every benchmark's questions.
 
-    Args:
-        seed: draws the limited questions of benchmarks that say so; the others give their first.
+    The seed draws the limited questions of benchmarks that say so; the others give their first.
     """
     loaded = []
     for benchmark in benchmarks:
@@ -170,10 +162,8 @@ class Setup:
     Attributes:
         benchmarks: those that were selected, with the settings that were asked for.
         options: values of the suite's own options, by name.
-        data_dir: folder with the files of questions; None: the suite's default place.
-        limit: questions per benchmark; None: all.
-        seed: draws the limited questions.
         resources: stops at the end what was started.
+        limit: questions per benchmark; None: all. The seed draws them.
         tokenizer: loads the model's; None for a model that only a server knows.
         run_settings: `config.yaml` of the model's training run; empty without one.
         regrade: stored responses are graded again: no questions and no model are needed.
@@ -223,10 +213,9 @@ def prepare_questions(setup: Setup) -> Prepared:
 
 @dataclass(frozen=True)
 class ExtraTable:
-    """A table of the report beside the scores; `about`: what its figures are, for its title."""
+    """A table of the report beside the scores."""
 
     title: str
-    about: str
     heads: tuple[str, ...]
     rows: Sequence[Sequence[str]]
     note: str
@@ -264,7 +253,7 @@ def report_graders(
         "Mean over all responses. Only ours, only theirs: responses that one of the two accepts. "
         "No verdict: out of time or memory, counted as wrong."
     )
-    table = ExtraTable("The same responses by other graders", "responses", heads, cells, note)
+    table = ExtraTable("The same responses by other graders", heads, cells, note)
     return Report(figures, [table] if cells else [])
 
 
@@ -273,9 +262,7 @@ class Suite:
     """Benchmarks that are reported together.
 
     Attributes:
-        average: (benchmark, score) columns whose mean is the paper's average; empty where every
-            benchmark has a mean of its own.
-        average_title: what the tables call it.
+        average: (benchmark, score) columns whose mean is the paper's average, with its title.
         groups: further means over columns by title, each given where all its columns were run.
         by_default: benchmarks that are selected where none is named; empty: all.
         options: options that only this suite has: flag -> keywords of argparse's `add_argument`.
@@ -284,8 +271,7 @@ class Suite:
         report: further figures and tables of the graded samples.
         stored: name -> benchmark of a stored run, for a suite whose benchmarks are the user's own.
         training_field: of a row that was trained on, the field with the question's bare text.
-        training_problems: reads the problems of a training file; None: `training_field` of its
-            rows.
+        training_problems: reads the problems of a training file in place of `training_field`.
         shared_runs: words of a run that a question and a training problem may share without being
             the same; None: only the same text is looked for in training data.
         beside_the_paper: the Markdown lines of the table with the paper's rows; None without one.
@@ -309,9 +295,7 @@ class Suite:
     beside_the_paper: Callable[[Results, Suite], list[str]] | None = None
 
     def select(self, only: Sequence[str]) -> tuple[Benchmark, ...]:
-        """The benchmarks named (by name or family), in the suite's order; without a name,
-        `by_default`.
-        """
+        """The benchmarks named (by name or family), in the suite's order; else `by_default`."""
         known = {b.name for b in self.benchmarks} | {b.family for b in self.benchmarks}
         for name in only:
             if name not in known:

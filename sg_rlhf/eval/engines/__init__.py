@@ -1,1 +1,1 @@
-"""What turns prompts into responses: one file an engine, `base` what they share, `start`."""
+"""Engines turn prompts into responses: vLLM in this process, or a server."""

@@ -87,19 +87,12 @@ class Sample:
             "tokens": self.tokens,
             "max_tokens": self.max_tokens,
             "seed": self.seed,
-            **grade_fields(grade),
+            "correct": grade.correct,
+            "reward": grade.reward,
+            "extracted": grade.extracted,
+            "reason": str(grade.reason),
+            **({"graders": dict(grade.others)} if grade.others else {}),
         }
-
-
-def grade_fields(grade: Grade) -> Row:
-    """The part of a row that grading decides."""
-    return {
-        "correct": grade.correct,
-        "reward": grade.reward,
-        "extracted": grade.extracted,
-        "reason": str(grade.reason),
-        **({"graders": dict(grade.others)} if grade.others else {}),
-    }
 
 
 class Engine(Protocol):

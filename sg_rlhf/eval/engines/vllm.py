@@ -42,7 +42,6 @@ class VllmEngine:
     Args:
         context: most tokens of prompt and response together that any sample needs.
         dtype: torch's name of the weights' type, or "auto" for the model's own.
-        cpu: there is no CUDA device.
     """
 
     # More than vLLM runs at a time, so that it never waits. With all dialogues in flight, every

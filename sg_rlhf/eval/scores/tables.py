@@ -1,4 +1,7 @@
-"""The tables: ours beside the paper's, which are marked so. What was not run stays empty."""
+"""The report of an evaluation: `results.json`, `table.md` and the terminal.
+
+`table.md` has our scores beside the paper's, which are marked so. What was not run stays empty.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-from sg_rlhf.common.atomic_io import write_whole
-from sg_rlhf.common.text import EMPTY, table_head, table_row
-from sg_rlhf.data_io import strict_json
+from sg_rlhf.common.text import EMPTY
+from sg_rlhf.eval.scores import report
 from sg_rlhf.eval.store import RESULTS, SAMPLES, TABLE
 from sg_rlhf.tasks.suite import ExtraTable, Results, Suite
 
@@ -24,80 +25,35 @@ _HEADS = (
 def write(
     results: Results, extra: Sequence[ExtraTable], suite: Suite, out: Path, console: Console
 ) -> None:
-    """Write `results.json` and `table.md`, and print the scores."""
-    text = strict_json.dumps(results, indent=2, ensure_ascii=False) + "\n"
-    write_whole(out / RESULTS, text)
-    write_whole(out / TABLE, markdown(results, extra, suite))
-    show(results, extra, suite, out, console)
+    """Write `results.json` and `table.md`; print the table without the paper's rows."""
+    report.write_json(out / RESULTS, results)
+    report.write_markdown(out / TABLE, markdown(results, extra, suite))
+    parts = [*_head(results, suite), *_scores(results, suite), *_more(results, extra)]
+    report.show(console, parts, [out / name for name in (RESULTS, SAMPLES, TABLE)])
 
 
-def markdown(results: Results, extra: Sequence[ExtraTable], suite: Suite) -> str:
-    """The whole of `table.md`."""
-    parts = [f"# {suite.title}", _provenance(results)]
-    limited = [name for name, b in results["benchmarks"].items() if b["limited"]]
-    if limited:
-        sizes = ", ".join(
-            f"{name} {results['benchmarks'][name]['n_questions']:,} of "
-            f"{results['benchmarks'][name]['full_size']:,}"
-            for name in limited
-        )
-        parts.append(f"**Limited run, not comparable with the paper:** questions of {sizes}.")
-    other_settings = _other_settings(results)
-    if other_settings:
-        parts.append(f"**Other settings than the paper's, not comparable:** {other_settings}.")
-    if "rescored" in results:
-        lines = [f"- {line}" for line in _rescored_lines(results)]
-        parts.append("\n".join(["## Graded again", "", *lines]))
+def markdown(results: Results, extra: Sequence[ExtraTable], suite: Suite) -> list[str]:
+    """The parts of `table.md`."""
+    parts = _head(results, suite)
     if suite.beside_the_paper is not None:
         parts.append("\n".join(suite.beside_the_paper(results, suite)))
-    lines = [*table_head(_HEADS), *map(table_row, _detail_rows(results, suite))]
-    parts.append("\n".join(["## Each score", "", *lines]))
-    exposure = exposure_lines(results)
-    if exposure:
-        parts.append("\n".join(["## Contamination", "", *(f"- {line}" for line in exposure)]))
-    for more in extra:
-        lines = [*table_head(more.heads), *map(table_row, more.rows)]
-        parts += ["\n".join([f"## {more.title}", "", *lines]), more.note]
-    parts += _notices(results)
-    return "\n\n".join(parts) + "\n"
+    parts += _scores(results, suite)
+    exposure = _exposure_lines(results)
+    parts.append(report.section("Contamination", (f"- {line}" for line in exposure)))
+    return [*parts, *_more(results, extra)]
 
 
-def show(
-    results: Results, extra: Sequence[ExtraTable], suite: Suite, out: Path, console: Console
-) -> None:
-    """The scores on the terminal, and where the files are."""
-    table = Table(title=f"{suite.title}: {results['model']['name']}")
-    for title in (
-        "score", "value", "95 %", "questions", "truncated", "unreadable", "tokens", "contamination",
-    ):  # fmt: skip
-        table.add_column(title, justify="left" if title == "score" else "right", no_wrap=True)
-    for cells in _detail_rows(results, suite):
-        table.add_row(*cells)
-    console.print(table)
-    for more in extra:
-        table = Table(title=f"{more.title}, {more.about}")
-        for number, title in enumerate(more.heads):
-            table.add_column(title.lower(), justify="right" if number else "left")
-        for row in more.rows:
-            table.add_row(*row)
-        console.print(table)
-    drawn = {benchmark.name for benchmark in suite.benchmarks if benchmark.samples}
-    for name, b in results["benchmarks"].items():
-        if name in drawn and b["limited"]:
-            line = f"{name}: {b['n_questions']:,} of {b['full_size']:,} questions, a sample"
-            console.print(line, markup=False, highlight=False)
-    for line in _rescored_lines(results) if "rescored" in results else ():
-        console.print(line, markup=False, highlight=False)
-    for line in exposure_lines(results, short=True):
-        console.print(line, markup=False, highlight=False)
-    for notice in _notices(results):
-        console.print(notice.replace("**", ""), markup=False, highlight=False)
-    for name in (RESULTS, SAMPLES, TABLE):
-        console.print(str(out / name), markup=False, highlight=False, soft_wrap=True)
-
-
-def _other_settings(results: Results) -> str:
-    """The options that changed the suite's settings or prompts; empty without any."""
+def _head(results: Results, suite: Suite) -> list[str]:
+    """What was run, and how it differs from the suite."""
+    parts = [f"# {suite.title}", _provenance(results)]
+    limited = [
+        f"{name} {described['n_questions']:,} of {described['full_size']:,}"
+        for name, described in results["benchmarks"].items()
+        if described["limited"]
+    ]
+    if limited:
+        sizes = ", ".join(limited)
+        parts.append(f"**Limited run, not comparable with the paper:** questions of {sizes}.")
     options = [
         f"--{name.replace('_', '-')} {value}"
         for name, value in results.get("overrides", {}).items()
@@ -106,17 +62,18 @@ def _other_settings(results: Results) -> str:
         options.append("--chat-template")
         if results["chat"]["system_prompt"] is not None:
             options.append(f"--system-prompt {results['chat']['system_prompt']!r}")
-    return ", ".join(options)
-
-
-def _rescored_lines(results: Results) -> list[str]:
-    """Per benchmark, how many verdicts `--rescore` changed."""
-    found = results["rescored"]
-    return [
-        f"{name}: {counts['responses']:,} responses of {found['from']}, {counts['now_correct']} "
-        f"now correct, {counts['now_wrong']} now wrong."
-        for name, counts in found["changes"].items()
-    ]
+    if options:
+        changed = ", ".join(options)
+        parts.append(f"**Other settings than the paper's, not comparable:** {changed}.")
+    if "rescored" in results:
+        source, changes = results["rescored"]["from"], results["rescored"]["changes"]
+        lines = [
+            f"- {name}: {counts['responses']:,} responses of {source}, {counts['now_correct']} "
+            f"now correct, {counts['now_wrong']} now wrong."
+            for name, counts in changes.items()
+        ]
+        parts.append(report.section("Graded again", lines))
+    return parts
 
 
 def _provenance(results: Results) -> str:
@@ -134,55 +91,40 @@ def _provenance(results: Results) -> str:
     )
 
 
-def _detail_rows(results: Results, suite: Suite) -> list[list[str]]:
+def _scores(results: Results, suite: Suite) -> list[str]:
     rows = []
     for name, described in results["benchmarks"].items():
+        responses = [
+            f"{described['truncation_rate']:.1%}",
+            f"{described['extraction_failure_rate']:.1%}",
+            f"{described['mean_tokens']:.0f}",
+            _seen(described),
+        ]
         for score, found in described["scores"].items():
-            low, high = found["ci95"]
-            whole = "/" not in score
-            rows.append(
-                [
-                    f"{name} {score}",
-                    f"{found['value']:.3f}",
-                    f"{low:.3f} to {high:.3f}",
-                    str(found["n_questions"]),
-                    f"{described['truncation_rate']:.1%}" if whole else "",
-                    f"{described['extraction_failure_rate']:.1%}" if whole else "",
-                    f"{described['mean_tokens']:.0f}" if whole else "",
-                    _seen(described) if whole else "",
-                ]
-            )
+            of_all = responses if "/" not in score else [""] * 4
+            rows.append([f"{name} {score}", *_score(found), str(found["n_questions"]), *of_all])
     means = {**results["groups"], suite.average_title: results["average"]}
-    for title, found in means.items():
-        if found is not None:
-            low, high = found["ci95"]
-            rows.append([title, f"{found['value']:.3f}", f"{low:.3f} to {high:.3f}", *[""] * 5])
-    return rows
+    rows += [
+        [title, *_score(found), *[""] * 5] for title, found in means.items() if found is not None
+    ]
+    return [report.section("Each score", report.table(_HEADS, rows))]
 
 
-def exposure_lines(results: Results, *, short: bool = False) -> list[str]:
-    """What the model may have seen of each benchmark: published findings, then its own data.
+def _score(found: Mapping[str, Any]) -> list[str]:
+    return [f"{found['value']:.3f}", report.interval(found["ci95"])]
 
-    Args:
-        short: of a model whose family is not known only for which families there are findings.
-    """
+
+def _exposure_lines(results: Results) -> list[str]:
+    """What the model may have seen of each benchmark: published findings, then its own data."""
     lines = []
     for name, described in results["benchmarks"].items():
         about = described.get("contamination")
-        if about is None:
-            continue
-        verdict = f"{name}: {about['verdict']}"
-        if about["family"] is not None:
-            verdict += f" for {about['family']}"
-        elif short:
-            told = ", ".join(about["reported_for"]) or "no family"
-            lines.append(f"{verdict}; published signs of it: {told} (table.md).")
-            continue
-        lines.append(f"{verdict}: {'; '.join(about['evidence'])}.")
+        if about is not None:
+            family = "" if about["family"] is None else f" for {about['family']}"
+            lines.append(f"{name}: {about['verdict']}{family}: {'; '.join(about['evidence'])}.")
     data = results.get("training_data")
     if data is None:
-        lines.append("Training data: not known; --train-data FILE counts shared questions.")
-        return lines
+        return [*lines, "Training data: not known; --train-data FILE counts shared questions."]
     if "problem" in data:
         return [*lines, f"Training data: {data['problem']}."]
     files = ", ".join(f"{file['name']} ({file['rows']:,} rows)" for file in data["files"])
@@ -209,18 +151,25 @@ def _seen(described: Mapping[str, Any]) -> str:
     return EMPTY if about is None else str(about["verdict"])
 
 
-def _notices(results: Results) -> list[str]:
-    notices = []
-    for name, described in results["benchmarks"].items():
-        cuts = described["context_cuts"]
-        if cuts["questions"]:
-            notices.append(
-                f"**Context:** {name}: the model holds {results['context']} tokens, so "
-                f"{described['settings']['max_tokens']} response tokens were cut for "
-                f"{cuts['questions']} of {described['n_questions']} questions (least "
-                f"{cuts['shortest_max_tokens']}); {cuts['prompts_too_long']} prompts filled the "
-                "context and count as wrong."
-            )
+def _more(results: Results, extra: Sequence[ExtraTable]) -> list[str]:
+    """The suite's own tables, and what to keep in mind."""
+    parts = []
+    for each in extra:
+        parts += [report.section(each.title, report.table(each.heads, each.rows)), each.note]
+    cuts = context_notices(results["benchmarks"], results["context"])
+    parts += [f"**Context:** {cut}." for cut in cuts]
     if results["begun"]["versions"] != results["finished"]["versions"]:
-        notices.append("**Versions** changed between the run's start and its end: results.json.")
-    return notices
+        parts.append("**Versions** changed between the run's start and its end: results.json.")
+    return parts
+
+
+def context_notices(benchmarks: Mapping[str, Any], context: int | None) -> list[str]:
+    """Which benchmarks' responses the model's context makes shorter than their settings say."""
+    return [
+        f"{name}: the model's context of {context} tokens cuts {cuts['questions']} of "
+        f"{described['n_questions']} questions' responses, to {cuts['shortest_max_tokens']} tokens "
+        f"at the least; {cuts['prompts_too_long']} prompts fill it and count as wrong"
+        for name, described in benchmarks.items()
+        for cuts in [described["context_cuts"]]
+        if cuts["questions"]
+    ]

@@ -44,7 +44,7 @@ def table(found: Mapping[str, Mapping[str, float | None]]) -> ExtraTable:
         for name, metrics in found.items()
     ]
     heads = ("Set", *(head for head, _, _ in _COLUMNS))
-    return ExtraTable("Searches", "means over questions", heads, rows, _NOTE)
+    return ExtraTable("Searches", heads, rows, _NOTE)
 
 
 def _written(value: float | None, style: str) -> str:

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from sg_rlhf.data_io.dataset_writer import sha256_of
+from sg_rlhf.data_io.run_config import run_of
 from sg_rlhf.eval import contamination
-from sg_rlhf.eval.contamination import find_training_overlap, training_run_of
-from sg_rlhf.eval.model import Model
+from sg_rlhf.eval.contamination import find_training_overlap
 from sg_rlhf.eval.run import main
 from sg_rlhf.eval.scores import results, tables
 from sg_rlhf.eval.suites import SUITES
@@ -56,14 +56,13 @@ def trained(tmp_path):
     config.write_text(
         "actor: {model_name_or_path: Qwen/Qwen2.5-3B}\ndata: {prompt_dataset: data/train.jsonl}\n"
     )
-    return Model("runs/one/checkpoints/final", str(checkpoint), None, "f" * 64), config, data
+    return run_of(str(checkpoint)), config, data
 
 
 def test_a_checkpoint_of_a_run_names_its_data(trained):
-    model, config, data = trained
-    run = training_run_of(model)
-    assert (run.config, run.base, run.data) == (config, "Qwen/Qwen2.5-3B", ("data/train.jsonl",))
-    seen = find_training_overlap(MATH, mathematics(), model, None)
+    run, config, data = trained
+    assert (run.config, run.base, run.data) == (config, "Qwen/Qwen2.5-3B", ["data/train.jsonl"])
+    seen = find_training_overlap(MATH, mathematics(), "m", run, None)
     assert seen.family.name == "Qwen2.5"
     # The path is relative to where the run was started, a folder above it.
     assert seen.data["files"] == [
@@ -71,35 +70,38 @@ def test_a_checkpoint_of_a_run_names_its_data(trained):
     ]
     (overlap,) = seen.overlap.values()
     assert [overlap.count(level) for level in LEVELS] == [1, 1, 0]
-    assert contamination.near_duplicates(overlap) == ["aime-0", "aime-1"]
+    (benchmark,) = MATH.select(["aime"])
+    found = contamination.exposure_of(seen, benchmark, MATH)
+    assert found["train_overlap"]["ids"] == ["aime-0", "aime-1"]
 
 
 def test_what_is_given_counts_instead(trained, tmp_path):
-    model, _, _ = trained
+    run, _, _ = trained
     other = write_jsonl(tmp_path / "other.jsonl", [{"problem": "Another one", "answer": "1"}])
-    seen = find_training_overlap(MATH, mathematics(), model, [other])
+    seen = find_training_overlap(MATH, mathematics(), "m", run, [other])
     assert seen.data["source"] == "--train-data"
-    assert contamination.near_duplicates(seen.overlap["aime"]) == ["aime-2"]
+    (match,) = seen.overlap["aime"].matches
+    assert match.test.id == "aime-2"
 
 
 def test_data_that_is_gone_is_said_and_stops_nothing(trained):
-    model, config, data = trained
+    run, config, data = trained
     data.unlink()
-    seen = find_training_overlap(MATH, mathematics(), model, None)
+    seen = find_training_overlap(MATH, mathematics(), "m", run, None)
     assert "data/train.jsonl: no such file" in seen.data["problem"]
     assert str(config) in seen.data["problem"] and not seen.overlap
     config.write_text("[")
-    assert training_run_of(model) is None
-    assert find_training_overlap(MATH, mathematics(), model, None).data is None
-    assert training_run_of(Model("Qwen/Qwen3-8B", "Qwen/Qwen3-8B", "c" * 40, "f" * 64)) is None
+    damaged = run_of(str(config.parent / "checkpoints" / "final"))
+    assert find_training_overlap(MATH, mathematics(), "m", damaged, None).data is None
+    assert run_of("Qwen/Qwen3-8B") is None
 
 
 def test_a_file_that_cannot_be_read_is_one_line(trained, tmp_path):
-    model, _, _ = trained
+    run, _, _ = trained
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"problem": 3}\n')
     with pytest.raises(EvalError, match=r"--train-data .*bad.jsonl: row 1: problem: 3"):
-        find_training_overlap(MATH, mathematics(), model, [bad])
+        find_training_overlap(MATH, mathematics(), "m", run, [bad])
 
 
 def test_a_file_that_is_not_there_is_a_mistake(capsys):
@@ -115,34 +117,34 @@ def test_puzzles_are_the_same_whatever_their_prompt(tmp_path):
         Question(f"kk-{i}", build_prompt(p.quiz), p.solution_text_format, "2", p.quiz)
         for i, p in enumerate(puzzles[:4])
     ]
-    model = Model("m", str(tmp_path), None, "f" * 64)
-    seen = find_training_overlap(KK, loaded(KK, "official", questions), model, [train])
+    seen = find_training_overlap(KK, loaded(KK, "official", questions), "m", None, [train])
     (overlap,) = seen.overlap.values()
     # Every puzzle begins with the same words: runs of words say nothing.
     assert [overlap.count(level) for level in LEVELS] == [2, 0, 0]
-    described = contamination.overlap_report(seen, KK.select(["official"])[0], KK)
+    described = contamination.exposure_of(seen, KK.select(["official"])[0], KK)
     assert described["train_overlap"] == {"problems": 4, "exact": 2, "ids": ["kk-0", "kk-1"]}
 
 
 def test_questions_and_prompts_of_other_suites_are_compared(tmp_path):
-    model = Model("m", str(tmp_path), None, "f" * 64)
     rows = [{"question": "Who wrote Dune", "golden_answers": ["Frank Herbert"], "id": "1"}]
     train = write_jsonl(tmp_path / "nq.jsonl", rows)
     asked = [Question("q", "Answer it. Who wrote Dune?", ["x"], bare="Who wrote Dune?")]
-    overlap = find_training_overlap(QA, loaded(QA, "nq", asked), model, [train]).overlap["nq"]
+    overlap = find_training_overlap(QA, loaded(QA, "nq", asked), "m", None, [train]).overlap["nq"]
     assert overlap.count("exact") == 1
     plain = Suite("plain", "Plain", QA.benchmarks)
     train = write_jsonl(tmp_path / "plain.jsonl", [{"input": "reverse abc", "answer": "cba"}])
     asked = [Question("1", "Reverse abc", "cba"), Question("2", "reverse abcd", "dcba")]
-    overlap = find_training_overlap(plain, loaded(plain, "nq", asked), model, [train]).overlap["nq"]
+    overlap = find_training_overlap(plain, loaded(plain, "nq", asked), "m", None, [train]).overlap[
+        "nq"
+    ]
     assert (overlap.problems, overlap.count("exact")) == (2, 1)
     train = write_jsonl(tmp_path / "odd.jsonl", [{"input": ["x"]}])
     with pytest.raises(EvalError, match="row 1: input: "):
-        find_training_overlap(plain, loaded(plain, "nq", asked), model, [train])
+        find_training_overlap(plain, loaded(plain, "nq", asked), "m", None, [train])
 
 
 def test_the_report_says_it_at_each_score(trained):
-    model, config, data = trained
+    run, config, data = trained
     asked = mathematics()
     benchmark = replace(asked[0], size=3)
     rows = [
@@ -163,14 +165,14 @@ def test_the_report_says_it_at_each_score(trained):
         }},
     }  # fmt: skip
     begun = {"date": "2026-01-02", "versions": {}, "commit": None}
-    seen = find_training_overlap(MATH, asked, model, None)
+    seen = find_training_overlap(MATH, asked, "m", run, None)
     found, _ = results.build(MATH, [benchmark], request, rows, begun, {}, seen)
     found = json.loads(json.dumps(found))
     described = found["benchmarks"]["aime"]
     assert described["contamination"]["verdict"] == "reported"
     assert described["train_overlap"]["scores_without"]["avg@16"]["value"] == 0.0
     assert described["scores"]["avg@16"]["value"] == pytest.approx(2 / 3)
-    text = tables.markdown(found, [], MATH)
+    text = "\n".join(tables.markdown(found, [], MATH))
     assert "| 2 trained on |" in text
     assert "aime: reported for Qwen2.5: signs of it in Qwen2.5: Qwen2.5-7B 13.33 %, " in text
     assert "arXiv 2507.10532" in text and "Llama" not in text
@@ -178,9 +180,6 @@ def test_the_report_says_it_at_each_score(trained):
     line = "aime: 1 of 3 questions are in it, 1 more share half or more of their runs of 13 words"
     assert line in text and "avg@16 without them 0.000" in text
     unknown, _ = results.build(MATH, [benchmark], request, rows, begun)
-    text = tables.markdown(unknown, [], MATH)
+    text = "\n".join(tables.markdown(unknown, [], MATH))
     assert "| model unknown |" in text and "Training data: not known" in text
     assert "Llama3.1-8B 0 %" in text
-    short = tables.exposure_lines(unknown, short=True)[0]
-    told = "published signs of it: Qwen2.5, Qwen3, models (table.md)."
-    assert short == f"aime: model unknown; {told}"

@@ -230,6 +230,10 @@ def report(only, count=None):
     return results.build(SUITE, benchmarks, request, rows, ENVIRONMENT, {"nq": 3})
 
 
+def table(found, extra):
+    return "\n".join(tables.markdown(found, extra, SUITE))
+
+
 def our_row(text):
     (line,) = [line for line in text.splitlines() if "this run" in line]
     return [cell.strip() for cell in line.strip("|").split(" | ")][2:]
@@ -240,23 +244,23 @@ def test_a_whole_run_has_groups_and_the_papers_average():
     assert found["groups"]["General"]["value"] == 0.5
     assert found["groups"]["Multi-hop"]["n_questions"] == 160
     assert found["average"]["value"] == 0.5
-    assert our_row(tables.markdown(found, extra, SUITE))[-1] == "**50.00**"
+    assert our_row(table(found, extra))[-1] == "**50.00**"
 
 
 def test_groups_and_average_need_all_their_sets():
     found, extra = report(["general", "bamboogle"], 40)
     assert found["groups"]["General"] is not None and found["groups"]["Multi-hop"] is None
     assert found["average"] is None
-    text = tables.markdown(found, extra, SUITE)
+    text = table(found, extra)
     assert our_row(text)[3:6] == ["–"] * 3 and our_row(text)[-1] == "–"
     assert "| General | 0.500" in text and "Multi-hop" not in text
 
 
 def test_a_sample_is_called_one_and_a_whole_set_is_not():
-    text = tables.markdown(*report(["2wikimultihopqa"], 500), SUITE)
+    text = table(*report(["2wikimultihopqa"], 500))
     assert "**Limited run, not comparable with the paper:**" in text
     assert our_row(text)[4] == "**50.00** (500 of 12,576)"
-    whole = tables.markdown(*report(["bamboogle"]), SUITE)
+    whole = table(*report(["bamboogle"]))
     assert "Limited" not in whole and our_row(whole)[6] == "**49.60**"
 
 
@@ -265,11 +269,11 @@ def test_search_statistics():
     assert found["searches_per_question"] == 0.5 and found["seconds_per_search"] == 1.0
     assert found["gold_retrieved_rate"] == 0.25 and found["f1"] == 0.25
     assert found["retrieval_failures"] == 3
-    assert "| nq | 0.50 |" in tables.markdown(*report(["nq"], 4), SUITE)
+    assert "| nq | 0.50 |" in table(*report(["nq"], 4))
 
 
 def test_the_papers_rows_are_there_and_marked():
-    text = tables.markdown(*report(["nq"], 4), SUITE)
+    text = table(*report(["nq"], 4))
     assert text.count("*paper*, Table 2 |") == len(QA) == 6
     row = "41.80 | 52.30 | 39.10 | 24.50 | 20.30 | 5.00 | 8.00 | 27.29"
     assert f"| Qwen2.5-3B + GRPO-SG | *paper*, Table 2 | {row} |" in text

@@ -41,18 +41,6 @@ MISTAKES = {
         ["--engine", "openai", "--base-url", "http://x/v1", "--tensor-parallel", "2"],
         "only with --engine vllm",
     ),
-    "requests at once without a server": (
-        ["--concurrency", "4"],
-        "--concurrency 4: only with --eng",
-    ),
-    "a server's revision": (
-        ["--engine", "openai", "--base-url", "http://x/v1", "--revision", "r"],
-        "--revision r: only with --engine vllm",
-    ),
-    "a server's dtype": (
-        ["--engine", "openai", "--base-url", "http://x/v1", "--dtype", "float32"],
-        "--dtype float32: only with --engine vllm",
-    ),
     "no data folder": (["--data-dir", "nowhere"], "--data-dir nowhere: no such folder"),
     "empty data folder": (["--data-dir", "{empty}"], "test_3to7ppl.parquet: no such file"),
     "no model folder": (["--data-dir", "{puzzles}", "--model", "./nowhere"], "./nowhere: no such"),

@@ -12,7 +12,7 @@ from sg_rlhf.eval.answer import describe, samples_of
 from sg_rlhf.eval.command_line import check, parse_arguments
 from sg_rlhf.eval.run import main
 from sg_rlhf.eval.sampling import SamplingOptions
-from sg_rlhf.eval.scores import results
+from sg_rlhf.eval.scores import metrics
 from sg_rlhf.eval.scores.metrics import pass_at_k
 from sg_rlhf.eval.suites import SUITES
 from sg_rlhf.tasks.kk.data import read_puzzles
@@ -286,7 +286,7 @@ def test_pass_at_k_of_puzzles_is_averaged_over_their_sizes():
         for size, count in right.items()
         for number in range(4)
     ]
-    found = results.scores(benchmark, rows, seed=0)
+    found = metrics.scores(benchmark, rows, seed=0)
     sizes = [right[str(size)] for size in range(3, 8)]
     for k in (1, 2):
         expected = sum(pass_at_k(4, count, k) for count in sizes) / 5

@@ -73,6 +73,10 @@ def report(suite_name: str, only: list[str], n_questions: int | None = None) -> 
     return results.build(suite, benchmarks, request, rows, ENVIRONMENT)[0]
 
 
+def table_of(found: dict, suite_name: str) -> str:
+    return "\n\n".join(tables.markdown(found, [], SUITES[suite_name]))
+
+
 def our_rows(text: str) -> list[list[str]]:
     lines = [line for line in text.splitlines() if "this run" in line]
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
@@ -83,7 +87,7 @@ def test_a_whole_mathematics_run_has_the_papers_average():
     # odd sizes: half of 675 is 338 right
     expected = [338 / 675, 0.5, 0.5, 42 / 83 * 15 / 16, 15 / 30, 15 / 30 * 15 / 16]
     cells = [f"**{100 * value:.2f}**" for value in [*expected, sum(expected) / 6]]
-    text = tables.markdown(found, [], SUITES["math"])
+    text = table_of(found, "math")
     assert our_rows(text) == [["`m\\|x`", "this run", *cells]]
     assert found["average"]["value"] == pytest.approx(sum(expected) / 6)
     assert "Limited" not in text
@@ -91,23 +95,23 @@ def test_a_whole_mathematics_run_has_the_papers_average():
 
 def test_what_was_not_run_stays_empty_and_there_is_no_average():
     found = report("math", ["aime"])
-    text = tables.markdown(found, [], SUITES["math"])
+    text = table_of(found, "math")
     assert our_rows(text)[0][2:] == ["–", "–", "–", "–", "**50.00**", "**46.88**", "–"]
     assert found["average"] is None
 
 
 def test_a_limited_run_says_so():
-    text = tables.markdown(report("math", ["aime"], 5), [], SUITES["math"])
+    text = table_of(report("math", ["aime"], 5), "math")
     assert "**Limited run, not comparable with the paper:** questions of aime 5 of 30." in text
 
 
 def test_every_row_of_the_paper_is_there_and_marked():
-    text = tables.markdown(report("math", ["aime"]), [], SUITES["math"])
+    text = table_of(report("math", ["aime"]), "math")
     paper = [line for line in text.splitlines() if "*paper*, Table 1 |" in line]
     assert len(paper) == len(MATH) == 5
     numbers = "38.48 | 32.35 | 79.40 | 46.84 | 43.33 | 18.13 | 43.09"
     assert f"| DSR + GRPO-SG | *paper*, Table 1 | {numbers} |" in paper
-    text = tables.markdown(report("kk", ["official"], 70), [], SUITES["kk"])
+    text = table_of(report("kk", ["official"], 70), "kk")
     for table, rows in KK.items():
         assert text.count(f"*paper*, {table}") == len(rows)
 
@@ -129,19 +133,20 @@ def test_puzzles_are_averaged_over_sizes_3_to_7():
     rows = stored(benchmark, 70, 0.0)
     for row in rows:
         row["correct"] = row["group"] in ("2", "3", "8")
-    found = results.scores(benchmark, rows, seed=0)
+    found = metrics.scores(benchmark, rows, seed=0)
     assert found["accuracy"].value == pytest.approx(1 / 5)
     assert found["accuracy/2"].value == found["accuracy/8"].value == 1.0
     assert list(found) == ["accuracy", *(f"accuracy/{n}" for n in range(2, 9))]
 
 
-def test_the_terminal_table_says_where_the_files_are(tmp_path):
+def test_the_terminal_has_the_scores_without_the_papers_and_says_where_the_files_are(tmp_path):
     console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    tables.show(report("math", ["aime"], 5), [], SUITES["math"], tmp_path, console)
+    tables.write(report("math", ["aime"], 5), [], SUITES["math"], tmp_path, console)
     text = console.export_text()
     for name in ("results.json", "samples.jsonl", "table.md"):
         assert str(tmp_path / name) in text
-    assert "aime avg@16" in text and "aime pass@16" in text
+    assert "aime avg@16" in text and "aime pass@16" in text and "DSR + GRPO" not in text
+    assert "DSR + GRPO" in (tmp_path / "table.md").read_text()
 
 
 # -- Paired differences: the test against enumeration and scipy, the interval against theory -----
@@ -215,55 +220,52 @@ def drawn_rows(benchmark: Benchmark, n: int, chance: float, seed: int, groups=("
     ]  # fmt: skip
 
 
+def compared(benchmark, rows, seed):
+    """Each score of two models: theirs, and the difference as in `compare.json`."""
+    one, other = (metrics.scores(benchmark, part, seed) for part in rows)
+    groups = [metrics.grouped_outcomes(benchmark, part) for part in rows]
+    return {
+        name: (
+            one[name],
+            other[name],
+            paired.difference(
+                one[name], other[name], paired.p_value(benchmark, name, *groups, seed)
+            ),
+        )
+        for name in one
+        if not name.startswith("bayes@")
+    }
+
+
 def sides(benchmark, *chances, n=40, groups=("",)):
-    rows = [drawn_rows(benchmark, n, c, 10 + i, groups) for i, c in enumerate(chances)]
-    return rows, [metrics.grouped_outcomes(benchmark, part) for part in rows]
+    return [drawn_rows(benchmark, n, c, 10 + i, groups) for i, c in enumerate(chances)]
 
 
 @pytest.mark.parametrize(("benchmark", "groups"), [(AIME, ("",)), (PAPER, tuple("2345678"))])
-def test_the_scores_are_those_of_the_two_results(benchmark, groups):
-    rows, (a, b) = sides(benchmark, 0.4, 0.7, n=49, groups=groups)
-    found = paired.differences(benchmark, a, b, seed=5)
-    of_a, of_b = (results.scores(benchmark, part, 5) for part in rows)
-    # Bayes@N ranks as the average does, and is not compared again.
-    assert list(found) == [name for name in of_a if not name.startswith("bayes@")]
-    for name, difference in found.items():
-        assert difference.a == pytest.approx(of_a[name].value)
-        assert difference.b == pytest.approx(of_b[name].value)
-        assert difference.change.value == pytest.approx(of_b[name].value - of_a[name].value)
+def test_a_difference_is_that_of_the_two_scores_with_a_p(benchmark, groups):
+    rows = sides(benchmark, 0.4, 0.7, n=49, groups=groups)
+    for a, b, found in compared(benchmark, rows, seed=5).values():
+        assert (found["a"], found["b"]) == (a.value, b.value)
+        assert found["difference"] == pytest.approx(b.value - a.value)
         # The same resamples of the questions on both sides.
-        assert np.allclose(difference.change.draws, of_b[name].draws - of_a[name].draws)
-        assert 0 < difference.p <= 1
+        assert found["ci95"] == pytest.approx(np.quantile(b.draws - a.draws, (0.025, 0.975)))
+        assert 0 < found["p"] <= 1
 
 
 def test_the_interval_is_that_of_a_paired_mean():
-    benchmark = AIME
-    _, (a, b) = sides(benchmark, 0.5, 0.6, n=400)
-    changes = [
-        (sum(b[""][question]) - sum(flags)) / len(flags) for question, flags in a[""].items()
-    ]
-    found = paired.differences(benchmark, a, b, seed=0)["avg@16"]
-    low, high = found.change.interval
+    rows = sides(AIME, 0.5, 0.6, n=400)
+    a, b = (metrics.outcomes_of(part) for part in rows)
+    changes = [(sum(b[question]) - sum(flags)) / len(flags) for question, flags in a.items()]
+    low, high = compared(AIME, rows, seed=0)["avg@16"][2]["ci95"]
     half = 1.96 * np.std(changes) / math.sqrt(len(changes))
     assert low == pytest.approx(np.mean(changes) - half, abs=0.1 * half)
     assert high == pytest.approx(np.mean(changes) + half, abs=0.1 * half)
     # Pairing takes out what makes some questions harder: unpaired it would be twice as wide.
-    apart = math.hypot(*(np.std([np.mean(f) for f in side[""].values()]) for side in (a, b)))
+    apart = math.hypot(*(np.std([np.mean(f) for f in side.values()]) for side in (a, b)))
     assert half < 0.6 * 1.96 * apart / math.sqrt(len(changes))
 
 
 def test_the_same_responses_differ_nowhere():
-    _, (a, _) = sides(AIME, 0.5, 0.5)
-    for difference in paired.differences(AIME, a, a, seed=0).values():
-        assert (difference.change.value, difference.p) == (0.0, 1.0)
-        assert difference.change.interval == (0.0, 0.0)
-
-
-def test_a_mean_of_benchmarks_has_an_interval_and_no_test():
-    _, (a, b) = sides(AIME, 0.3, 0.6)
-    parts = list(paired.differences(AIME, a, b, seed=0).values())
-    mean = paired.mean_of(parts)
-    assert mean.change.value == pytest.approx(np.mean([part.change.value for part in parts]))
-    assert mean.p is None
-    low, high = mean.change.interval
-    assert low < mean.change.value < high
+    (rows,) = sides(AIME, 0.5)
+    for _, _, found in compared(AIME, [rows, rows], seed=0).values():
+        assert (found["difference"], found["p"], found["ci95"]) == (0.0, 1.0, [0.0, 0.0])

@@ -12,7 +12,7 @@ import pytest
 from sg_rlhf.config import ConfigError, domain_settings, load_config
 from sg_rlhf.data import command as data
 from sg_rlhf.eval import run as evaluation
-from sg_rlhf.eval.scores.results import scores
+from sg_rlhf.eval.scores.metrics import scores
 from sg_rlhf.eval.suites import suite_at
 from sg_rlhf.tasks import registry
 from sg_rlhf.tasks.data_source import DataSource
