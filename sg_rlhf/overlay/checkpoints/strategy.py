@@ -18,7 +18,7 @@ from sg_rlhf.overlay.cpu import platform
 from sg_rlhf.overlay.model import adam, leaf_layers
 
 
-class Strategy(DeepspeedStrategy):
+class Strategy(DeepspeedStrategy):  # type: ignore[misc]  # upstream has no types
     """Sets up the ranks of a model and its DeepSpeed engine; saves and loads it.
 
     Upstream's methods write under the final name, delete what a resumed run would start from, and

@@ -68,7 +68,7 @@ def dependency_closure(roots: Sequence[str] = ROOT_PACKAGES) -> list[str]:
     return sorted(installed)
 
 
-@ray.remote(num_cpus=0, max_retries=0)
+@ray.remote(num_cpus=0, max_retries=0)  # type: ignore[untyped-decorator]  # Ray has no types
 def _report(packages: Sequence[str], marker: str | None) -> NodeReport:
     deadline = time.monotonic() + VISIBLE_SECONDS
     while marker and not Path(marker).exists() and time.monotonic() < deadline:

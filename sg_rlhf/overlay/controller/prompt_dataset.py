@@ -123,7 +123,7 @@ def _schema(data: Namespace) -> PromptSchema:
     return PromptSchema(data.input_key, data.label_key, data.image_key, data.apply_chat_template)
 
 
-class PromptDataset(Upstream):
+class PromptDataset(Upstream):  # type: ignore[misc]  # upstream has no types
     """Upstream's data set with checks of its prompts, and with the BOS that the model expects.
 
     Upstream encodes prompts without special tokens, so a model that expects a BOS would get a plain

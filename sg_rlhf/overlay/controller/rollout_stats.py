@@ -43,4 +43,5 @@ def frac_reward_zero_std(experiences: list[Experience], n_samples_per_prompt: in
         for e in experiences
         for index, std in zip(e.index, e.info["group_reward_std"].tolist(), strict=True)
     }
-    return sum(std == 0.0 for std in stds.values()) / len(stds)
+    equal: list[bool] = [std == 0.0 for std in stds.values()]
+    return sum(equal) / len(equal)

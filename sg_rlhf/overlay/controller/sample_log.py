@@ -87,7 +87,7 @@ class SampleLog:
     def _last_id(self) -> int:
         # A processor of images has a tokenizer inside.
         tokenizer = getattr(self._tokenizer, "tokenizer", self._tokenizer)
-        return max(tokenizer.get_vocab().values())
+        return int(max(tokenizer.get_vocab().values()))
 
     def frac_tokens_without_text(self, experiences: list[Experience]) -> float:
         """Share of the sampled ids behind the tokenizer's last one, which decode to nothing.

@@ -28,7 +28,7 @@ LIMITS = {
 }
 
 
-class WandbLogger(upstream.WandbLogger):
+class WandbLogger(upstream.WandbLogger):  # type: ignore[misc]  # upstream has no types
     """Upstream's logger, with a table of samples for each rollout.
 
     Upstream logs the samples of all earlier rollouts again, so files, upload and time of a run of N

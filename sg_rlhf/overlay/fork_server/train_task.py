@@ -25,12 +25,12 @@ def run(function: Callable[..., Any], *arguments: Any) -> Any:
 # start a run again that has failed.
 
 
-@ray.remote(num_cpus=0, max_retries=0)
+@ray.remote(num_cpus=0, max_retries=0)  # type: ignore[untyped-decorator]  # Ray has no types
 def _import(name: str) -> None:
     importlib.import_module(name)
 
 
-@ray.remote(num_cpus=0, max_retries=0)
+@ray.remote(num_cpus=0, max_retries=0)  # type: ignore[untyped-decorator]  # Ray has no types
 def _run(function: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return function(*arguments)

@@ -79,7 +79,8 @@ def _log_prob_head(actor: Actor) -> torch.nn.Linear | None:
             head = None
         # Bypasses Module.__setattr__: the head is a submodule of the model already.
         object.__setattr__(actor, "log_prob_head", head)
-    return actor.log_prob_head
+    found: torch.nn.Linear | None = actor.log_prob_head
+    return found
 
 
 def _patch_head(head: Any) -> None:
@@ -138,7 +139,7 @@ def _head_request(model: PreTrainedModel, head: Any, request: _HeadRequest) -> I
             setattr(owner, name, number)
 
 
-class PolicyModel(Actor):
+class PolicyModel(Actor):  # type: ignore[misc]  # upstream has no types
     """Upstream's model with float32 rotary frequencies, and log-probs without logits.
 
     It has upstream's arguments, without those of images and ring attention.

@@ -206,9 +206,10 @@ def _attend_on_cuda(
         key, value = key[row.keys.gather_index], value[row.keys.gather_index]
     # (left, right): the window without the token itself, or -1 for all; nothing to the right.
     sizes = (-1 if window is None else window - 1, 0)
-    return _kernel()(
+    output: Tensor = _kernel()(
         query, key, value, ends, key_ends, longest, longest_keys, scale=scale, window_size=sizes
     )
+    return output
 
 
 def _per_sample_sdpa(
@@ -227,7 +228,7 @@ def _per_sample_sdpa(
         # See platform.attend_in_float32.
         query, key, value = query.float(), key.float(), value.float()
     outputs = []
-    queries, keys, values = (x.split(row.lengths) for x in (query, key, value))
+    queries, keys, values = (torch.split(x, row.lengths) for x in (query, key, value))
     for i, (q, k, v) in enumerate(zip(queries, keys, values, strict=True)):
         mask = None
         if row.keys is not None and (prefix := row.keys.prefix_of[i]) >= 0:

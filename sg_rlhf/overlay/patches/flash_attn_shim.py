@@ -39,14 +39,16 @@ def unpad_input(hidden_states: Tensor, attention_mask: Tensor) -> tuple[Any, ...
     """``[B, S, ...]`` -> the T unmasked tokens ``[T, ...]``, their indices, and the lengths."""
     from transformers import modeling_flash_attention_utils as library
 
-    return library._unpad_input(hidden_states, attention_mask)
+    unpadded: tuple[Any, ...] = library._unpad_input(hidden_states, attention_mask)
+    return unpadded
 
 
 def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -> Tensor:
     """``[T, ...]`` -> ``[B, S, ...]``, with zeros for masked tokens."""
     from transformers import modeling_flash_attention_utils as library
 
-    return library._pad_input(hidden_states, indices, batch, seqlen)
+    padded: Tensor = library._pad_input(hidden_states, indices, batch, seqlen)
+    return padded
 
 
 def index_first_axis(tensor: Tensor, indices: Tensor) -> Tensor:

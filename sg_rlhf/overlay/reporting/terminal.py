@@ -83,7 +83,7 @@ class Progress:
     def __enter__(self) -> Progress:
         # Not in the thread: both import modules. While the main thread starts Ray, which forks, an
         # importing thread once waited for Python's import lock forever.
-        tqdm.get_lock()
+        tqdm.get_lock()  # type: ignore[no-untyped-call]
         if self._live:
             self._status = tqdm(bar_format="{desc}", file=self._terminal, leave=False)
         self._thread.start()

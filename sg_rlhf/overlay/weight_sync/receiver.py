@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 
-class BucketWorkerWrap(WorkerWrap):
+class BucketWorkerWrap(WorkerWrap):  # type: ignore[misc]  # upstream has no types
     """Upstream's worker extension that also receives buckets of tensors.
 
     vLLM adds it to the bases of its worker class and refuses names that the worker already has.

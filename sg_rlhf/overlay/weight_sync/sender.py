@@ -99,7 +99,8 @@ class WeightSync:
             self._send_bucket(index, bucket, buffer, handles)
         del buffer
         if self._ipc:
-            torch.cuda.ipc_collect()  # the engines have closed it: its memory is free again
+            # The engines have closed it: its memory is free again.
+            torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
         torch_dist_barrier_and_cuda_sync()
 
@@ -111,7 +112,8 @@ class WeightSync:
     def _handles(self, buffer: torch.Tensor | None) -> dict[str, Any]:
         """Physical GPU -> handle of the buffer of the rank on it; an engine opens its GPU's."""
         per_rank: list[Any] = [None] * torch.distributed.get_world_size()
-        handle = {get_physical_gpu_id(): reduce_tensor(buffer)}
+        gpu = get_physical_gpu_id()
+        handle = {gpu: reduce_tensor(buffer)}  # type: ignore[no-untyped-call]
         torch.distributed.all_gather_object(per_rank, handle)
         return {gpu: handle for handles in per_rank for gpu, handle in handles.items()}
 
