@@ -25,16 +25,12 @@ from sg_rlhf.overlay.cluster import placement
 from sg_rlhf.overlay.reporting import error_report
 from sg_rlhf.overlay.reporting.errors import EngineLost, EngineReplaced, cause_chain
 
-#: Seconds for a restarted engine to load its model and compile.
-START_TIMEOUT = 600.0
-#: Seconds for Ray to find another node for an engine whose node was lost.
-PLACEMENT_TIMEOUT = 20.0
-#: Seconds between two checks while waiting for a restart.
-POLL_INTERVAL = 2.0
-#: Seconds for a worker that kills processes; it may have to be started first.
-KILL_TIMEOUT = 120.0
-#: Seconds for a lost engine to say what its core died of.
-CORE_ERROR_TIMEOUT = 10.0
+# Seconds
+START_TIMEOUT = 600.0  # for a restarted engine to load its model and compile
+PLACEMENT_TIMEOUT = 20.0  # for Ray to find another node for an engine whose node was lost
+POLL_INTERVAL = 2.0  # between two checks while waiting for a restart
+KILL_TIMEOUT = 120.0  # for a worker that kills processes; it may have to be started first
+CORE_ERROR_TIMEOUT = 10.0  # for a lost engine to say what its core died of
 #: Raised by vLLM when the process of its core has died (vllm.v1.engine.exceptions).
 DEAD_CORE = "EngineDeadError"
 
