@@ -13,7 +13,6 @@ is written beside the JSON. `--grader-sources` as in `python -m eval.run --suite
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any
 from tqdm import tqdm
 
 from lab.bench.common import write
+from lab.experiments.graders import options
 from lab.experiments.graders.mutations import MUTATIONS, REWRITES, make
 from lab.experiments.graders.self_grading import FILES, read_golds
 from sg_rlhf.tasks.math.grading import WorkerPool, grade_many
@@ -86,14 +86,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--data-dir", type=Path, required=True, help="folder of the parquet files")
-    parser.add_argument("--out", type=Path, required=True, help="the result, JSON")
+    options.add(parser, "--data-dir", "--out", "--seed", "--date")
     parser.add_argument("--responses", action="append", default=[], metavar="NAME=FILE")
     parser.add_argument("--grader-sources", type=Path, metavar="D")
     parser.add_argument("--rewrites", type=int, default=1000)
     parser.add_argument("--mutations", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--date", default=datetime.date.today().isoformat())
     args = parser.parse_args(argv)
     missing = [name for name in FILES if not (args.data_dir / name).is_file()]
     if missing:

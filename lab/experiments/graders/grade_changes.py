@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from lab.bench.common import provenance, write
+from lab.experiments.graders import options
 from lab.experiments.graders.self_grading import FILES, read_golds
 from sg_rlhf.tasks.math.grading import grade_many
 
@@ -64,10 +65,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m lab.experiments.graders.grade_changes", description=__doc__.split("\n")[0]
     )
-    parser.add_argument("--data-dir", type=Path, required=True, help="the mathematics data")
-    parser.add_argument("--out", type=Path, required=True, help="the result, JSON")
+    options.add(parser, "--data-dir", "--out", "--seed")
     parser.add_argument("--texts", type=Path, help="what was graded against its kind, JSON")
-    parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     files = [args.data_dir / name for name in FILES if (args.data_dir / name).is_file()]
     golds = more_than_a_number(gold.text for file in files for gold in read_golds(file))

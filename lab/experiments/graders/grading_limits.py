@@ -13,12 +13,12 @@ import argparse
 import os
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
 from lab.bench.common import provenance, write
+from lab.experiments.graders import options
 from sg_rlhf.tasks.math.answers.pool import DEFAULT_WORKERS
 from sg_rlhf.tasks.math.grading import WorkerPool, grade
 from tests.unit.tasks.math.test_grading_hostile import HOSTILE
@@ -29,7 +29,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m lab.experiments.graders.grading_limits", description=__doc__.split("\n")[0]
     )
-    parser.add_argument("--out", type=Path, required=True, help="the result, JSON")
+    options.add(parser, "--out")
     args = parser.parse_args()
     load = round(os.getloadavg()[0], 2)
     pool = WorkerPool(DEFAULT_WORKERS)

@@ -12,7 +12,6 @@ position, never quoted; `--texts FILE` writes the texts of the errors.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import random
 import re
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.bench.common import write
+from lab.experiments.graders import options
 from lab.experiments.graders.self_grading import FILES, Gold, read_golds
 from sg_rlhf.tasks.math.grading import WorkerPool, grade_many
 
@@ -401,14 +401,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data-dir", type=Path, required=True, help="folder of the parquet files")
-    parser.add_argument("--out", type=Path, required=True, help="the result, JSON")
+    options.add(parser, "--data-dir", "--out", "--seed", "--workers", "--date")
     parser.add_argument("--label", default="now", help="name of this run's column [now]")
     parser.add_argument("--rewrites", type=int, default=10_000)
     parser.add_argument("--mutations", type=int, default=5_000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--workers", type=int, default=2, help="grading processes [2]")
-    parser.add_argument("--date", default=datetime.date.today().isoformat())
     parser.add_argument("--texts", type=Path, help="write the errors with their texts here")
     args = parser.parse_args()
     files = [args.data_dir / name for name in FILES if (args.data_dir / name).is_file()]

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import datetime
 import json
 import platform
 import sys
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.bench.common import write
-from lab.experiments.graders import cases, fetch_cases
+from lab.experiments.graders import cases, fetch_cases, options
 from lab.experiments.graders.cases import Case
 from sg_rlhf.data_io.records import DataError
 from sg_rlhf.tasks.math.grading import Grade, WorkerPool, grade_many
@@ -199,11 +198,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     fetch_cases.add_options(parser)
-    parser.add_argument("--out", type=Path, required=True, help="the result, JSON")
+    options.add(parser, "--out", "--workers", "--date")
     parser.add_argument("--label", default="now", help="name of this run's column [now]")
     parser.add_argument("--strict", action="store_true", help="status 1 for unjudged or accepted")
-    parser.add_argument("--workers", type=int, default=2, help="grading processes [2]")
-    parser.add_argument("--date", default=datetime.date.today().isoformat())
     args = parser.parse_args(argv)
     try:
         files = fetch_cases.fetch(args.cache, dict(args.given))

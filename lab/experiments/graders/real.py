@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import datetime
 import hashlib
 import json
 import platform
@@ -34,7 +33,7 @@ from typing import Any
 from tqdm import tqdm
 
 from lab.bench.common import write
-from lab.experiments.graders import responses
+from lab.experiments.graders import options, responses
 from lab.experiments.graders.outside_cases import cell, short
 from lab.experiments.graders.responses import FILES, Response
 from sg_rlhf.tasks.math.answers.boxed import last_box
@@ -212,13 +211,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     responses.add_options(parser)
-    parser.add_argument("--data-dir", type=Path, required=True, help="folder of the parquet files")
-    parser.add_argument("--out", type=Path, required=True, help="the result, JSON")
+    options.add(parser, "--data-dir", "--out", "--date")
     parser.add_argument("--grader-sources", type=Path, metavar="D")
     parser.add_argument("--others", type=Path, metavar="FILE", help="their verdicts, kept")
     parser.add_argument("--texts", type=Path, metavar="FILE", help="write the golds here, too")
     parser.add_argument("--strict", action="store_true", help="status 1 for unjudged or accepted")
-    parser.add_argument("--date", default=datetime.date.today().isoformat())
     args = parser.parse_args(argv)
     try:
         found = responses.read(responses.fetch(args.cache, dict(args.given)), args.data_dir)

@@ -10,7 +10,6 @@ and position, never quoted: the report holds none of the data.
 from __future__ import annotations
 
 import argparse
-import datetime
 import logging
 import platform
 import sys
@@ -22,6 +21,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from lab.experiments.graders import options
 from sg_rlhf.tasks.math.answers.normalize import normalize
 from sg_rlhf.tasks.math.data import read_rows
 from sg_rlhf.tasks.math.grading import WorkerPool, compare, grade_many
@@ -172,10 +172,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data-dir", type=Path, required=True, help="folder of the parquet files")
-    parser.add_argument("--out", type=Path, required=True, help="the report, Markdown")
-    parser.add_argument("--workers", type=int, default=2, help="grading processes (2)")
-    parser.add_argument("--date", default=datetime.date.today().isoformat(), help="for the report")
+    options.add(parser, "--data-dir", "--out", "--workers", "--date")
     args = parser.parse_args()
     missing = [name for name in FILES if not (args.data_dir / name).is_file()]
     if missing:

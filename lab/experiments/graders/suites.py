@@ -15,7 +15,6 @@ runs in a process of its own, from the checkout, with the packages of this one.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import platform
 import random
@@ -27,7 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lab.bench.common import write
-from lab.experiments.graders import cases, fetch_cases, responses
+from lab.experiments.graders import cases, fetch_cases, options, responses
 from lab.experiments.graders.cases import Case
 from lab.experiments.graders.grade_changes import HARMLESS, changes, more_than_a_number
 from lab.experiments.graders.mutations import MUTATIONS, REWRITES, make
@@ -176,15 +175,12 @@ def all_suites(args: argparse.Namespace) -> dict[str, list[Answer]]:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options that say where the answers are."""
-    parser.add_argument("--data-dir", type=Path, required=True, help="folder of the parquet files")
-    parser.add_argument("--out", type=Path, required=True, help="the result, JSON")
+    options.add(parser, "--data-dir", "--out", "--seed", "--date")
     parser.add_argument("--cases", type=Path, default=fetch_cases.CACHE, metavar="DIR")
     parser.add_argument("--responses", type=Path, default=responses.CACHE, metavar="DIR")
     parser.add_argument(
         "--real", type=Path, default=Path("lab/experiments/graders/results/real_responses.json")
     )
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--date", default=datetime.date.today().isoformat())
 
 
 def errors(answers: Sequence[Answer], verdicts: Sequence[bool]) -> dict[str, int]:
