@@ -1,9 +1,7 @@
 """Prompts as text and the model that reads them: whose chat form, where a turn ends, one BOS.
 
-OpenRLHF and `eval` hand a model the text of a prompt, control tokens written out. Three things can
-go wrong without an error: the text is in another model's form; a base model, whose end of text is
-no end of turn, writes on behind its turn; and the token that begins a sequence (BOS) stands there
-twice or not at all.
+OpenRLHF and `eval` hand a model a prompt with its control tokens written out. Nothing else would
+notice another model's form, a base model that writes on behind its turn, or two BOS tokens.
 """
 
 from __future__ import annotations
@@ -61,11 +59,7 @@ def supports(prompt: str, tokenizer: Any) -> bool:
 
 
 def check_format(prompt: str, tokenizer: Any) -> None:
-    """Refuse a prompt whose control tokens are plain text to the model.
-
-    Raises:
-        ValueError: one sentence with the remedy.
-    """
+    """Refuse a prompt whose control tokens are plain text to the model, with a `ValueError`."""
     form = detect_format(prompt)
     if form is not None and not supports(prompt, tokenizer):
         raise ValueError(
@@ -77,11 +71,7 @@ def check_format(prompt: str, tokenizer: Any) -> None:
 
 
 def check_template_kwargs(value: Any) -> dict[str, Any]:
-    """Arguments for a chat template, such as `{"enable_thinking": False}`.
-
-    Raises:
-        ValueError: no mapping of names, or a name that the commands set themselves.
-    """
+    """Arguments for a chat template, such as `{"enable_thinking": False}`; else a `ValueError`."""
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
         raise ValueError("expected names and values, such as {enable_thinking: false}")
     for name in _OWN_ARGUMENTS:
@@ -91,11 +81,7 @@ def check_template_kwargs(value: Any) -> dict[str, Any]:
 
 
 def template_with(tokenizer: Any, arguments: Mapping[str, Any]) -> Callable[..., Any]:
-    """The tokenizer's `apply_chat_template` with further arguments.
-
-    Raises:
-        ValueError: the template does not read one of them, so that it would change nothing.
-    """
+    """The tokenizer's `apply_chat_template` with further arguments, all of which it must read."""
     template = str(tokenizer.chat_template or "")
     for name in arguments:
         if not re.search(rf"\b{re.escape(name)}\b", template):
@@ -107,10 +93,7 @@ def stop_token_ids(prompt: str, tokenizer: Any) -> tuple[int, ...]:
     """The token that ends a response to a prompt in chat form, as vLLM's `stop_token_ids`.
 
     A base model's own end is that of a text (Qwen2.5: `<|endoftext|>`), so that it would write on
-    behind `<|im_end|>` and play the user too. For an instruct model it is an end already.
-
-    Returns:
-        One id; none for a plain prompt, or where the tokenizer has no such token.
+    behind `<|im_end|>` and play the user too. Empty for a plain prompt.
     """
     form = detect_format(prompt)
     found = None if form is None else _token_id(form.end, tokenizer)
@@ -118,11 +101,7 @@ def stop_token_ids(prompt: str, tokenizer: Any) -> tuple[int, ...]:
 
 
 def with_bos(prompts: Sequence[str], tokenizer: Any) -> list[str]:
-    """The prompts with their BOS written out, for a tokenizer that begins every text with one.
-
-    OpenRLHF encodes prompts without adding special tokens: right behind a chat template, which
-    writes the BOS itself, and wrong for a plain prompt.
-    """
+    """The prompts with their BOS written out: OpenRLHF encodes without adding special tokens."""
     if not adds_bos(tokenizer):
         return list(prompts)
     bos = tokenizer.bos_token

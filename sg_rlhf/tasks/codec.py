@@ -7,14 +7,7 @@ from typing import Any
 
 
 class TokenizerCodec:
-    """A Hugging Face tokenizer: the codec of training and of evaluation.
-
-    Attributes:
-        ids_per_token: see `rollout.Codec`.
-        control_tokens: strings that the tokenizer reads as control tokens wherever they stand in a
-            text, the longest first; retrieved text must not hold them.
-        control_ids: their token ids.
-    """
+    """A Hugging Face tokenizer: the codec of training and of evaluation."""
 
     ids_per_token = 1
 

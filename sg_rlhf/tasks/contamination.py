@@ -16,7 +16,7 @@ class ModelFamily:
     """Models that share their pretraining data.
 
     Attributes:
-        pattern: of a name of one of them, in small letters.
+        pattern: of a model's name, in small letters.
         report: arXiv id of the technical report; its first version is later than the data.
         month: of that version, YYYY-MM.
     """
@@ -45,14 +45,7 @@ def family_of(names: Iterable[str]) -> ModelFamily | None:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a publication found of a family and a set.
-
-    Attributes:
-        family: its name; "" for models in general.
-        found: signs of contamination.
-        finding: half a sentence with the figures.
-        arxiv: where it stands.
-    """
+    """What a publication (`arxiv`) found of a family ("": models in general) and a set."""
 
     family: str
     found: bool
@@ -66,13 +59,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class ContaminationRecord:
-    """Since when a set's questions are public, and what was found about them.
-
-    Attributes:
-        published: YYYY-MM; from then on pretraining data may hold them.
-        studies: those that we know of.
-        note: what else a reader should know.
-    """
+    """Since when (YYYY-MM) a set's questions are public, and what was found about them."""
 
     published: str
     studies: tuple[Finding, ...] = ()
@@ -81,8 +68,8 @@ class ContaminationRecord:
     def assess(self, family: ModelFamily | None) -> dict[str, Any]:
         """What `results.json` says of a model of this family.
 
-        `verdict` is one of: reported (a study found signs of it), newer (the set is newer than the
-        model's report), not found (a study found none), not studied, model unknown.
+        `verdict`: reported (a study found signs), newer (the set is newer than the model's
+        report), not found (a study found none), not studied, model unknown.
         """
         told = [s for s in self.studies if family is None or s.family in ("", family.name)]
         of_family = [s for s in told if family is not None and s.family == family.name]

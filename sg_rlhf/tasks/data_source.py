@@ -1,7 +1,4 @@
-"""What a domain tells the data command: where its rows come from, and what becomes of them.
-
-`sg_rlhf.data.command` has the flags and the files; a domain has no command line.
-"""
+"""A domain's part of the data command: where its rows come from, and how they are written."""
 
 from __future__ import annotations
 
@@ -29,10 +26,9 @@ class DataFiles:
 
     Attributes:
         files: file name -> records; `train.jsonl` and `test.jsonl` hold `input`, `answer` and
-            `datasource`, which OpenRLHF's loader reads, and what else the domain wants.
-        facts: what came out, for the manifest and the report. `counts` is a number per split and
-            group, `{"train": {group: rows}, "test": ...}`, or numbers by name; other numbers are
-            printed too.
+            `datasource`.
+        facts: for the manifest and the report. `counts` is a number per split and group,
+            `{"train": {group: rows}, "test": ...}`, or numbers by name; other numbers are printed.
     """
 
     files: Mapping[str, Records]
@@ -44,8 +40,7 @@ class BuildPlan(Generic[Row]):
     """What becomes of the rows, under the given flags.
 
     Attributes:
-        request: what decides it, for the manifest: the prompt's version and the like. The same
-            request on the same inputs is done at once.
+        request: for the manifest; the same request on the same inputs is not built again.
         make: (train rows, test rows or None) -> the data set. None: hold out `test_fraction`.
     """
 
@@ -58,7 +53,6 @@ class Generator(Generic[Row]):
     """Makes rows instead of reading them.
 
     Attributes:
-        name: as `--source` takes it.
         defaults: the keys of `--generate`.
         make: the keys -> train rows, test rows, and further files by name.
         readers: key -> function from text to value, where the default's type is not enough.
@@ -85,11 +79,9 @@ class DataSource(Generic[Row]):
     Attributes:
         description: of `--help`; begins with what the command does and shows examples.
         files: what a file of rows is, for messages.
-        plan: what becomes of the rows.
         read: (file, name of its data set or None, progress) -> its rows, checked. None: no files.
-        generator: makes rows; None: the domain only reads.
+        generator: None: the domain only reads.
         published: name as `--source` takes it -> where the file is; or a function that gives these.
-        test_fraction: held out where nothing else is said.
         flags: flag -> argparse's keyword arguments, for flags of this domain alone.
         report: lines about the manifest, beside the numbers that are printed for every domain.
         next_step: (folder, manifest) -> the command that comes next.
@@ -123,9 +115,6 @@ def data_files(
     """The two files, with the rows per group in `counts`.
 
     Args:
-        records: what is written of rows.
-        group: a row's group.
-        facts: more of `DataFiles.facts`.
         order: seed of the order in which the rows are written; None: as they are given.
     """
     splits = {"train": train, "test": test}

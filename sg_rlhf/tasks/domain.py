@@ -1,7 +1,6 @@
-"""The contract of a domain: what training, data, evaluation and the tiny models need of it.
+"""A domain: what training, data, evaluation and the tiny models need of one kind of problem.
 
-A domain is a folder with a `Domain` in it, named in `sg_rlhf.tasks.registry` (or, outside the
-package, in the variable `SG_DOMAINS`). docs/tutorials/3_first_domain.md writes one.
+`sg_rlhf.tasks.registry` names it. docs/tutorials/3_first_domain.md writes one.
 """
 
 from __future__ import annotations
@@ -67,11 +66,7 @@ class Domain:
 
 
 def load(part: Part | str) -> Part:
-    """A part of a domain, imported if it is given by name.
-
-    Raises:
-        ValueError: the name is not "package.module:NAME", or nothing is there.
-    """
+    """A part of a domain, imported if it is given by name; else a `ValueError`."""
     if not isinstance(part, str):
         return part
     module, colon, name = part.partition(":")

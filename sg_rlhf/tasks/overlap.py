@@ -1,9 +1,7 @@
 """Which training problems are also in an evaluation set: the same text, or shared runs of words.
 
-Two checks: equal after `normalise` (only typography differs), and a common run of N words (13, as
-in the GPT-3 paper, arXiv 2005.14165, App. C). The second also finds shared phrases such as "where m
-and n are relatively prime positive integers", so it reports how much of the evaluation problem
-is shared, with examples to read.
+Two checks: equal after `normalise`, and a common run of N words (13, as in the GPT-3 paper, arXiv
+2005.14165, App. C). The second also finds stock phrases, so it reports the shared part.
 """
 
 from __future__ import annotations
@@ -55,10 +53,7 @@ _WORD = re.compile(r"[^\W\d_]+|\d+(?:\.\d+)?")
 
 
 def normalise(problem: str) -> str:
-    """A problem without typography: case, white space, punctuation, dollar signs, quotes.
-
-    Signs and braces stay, so that problems which differ in one sign stay different.
-    """
+    """A problem without case, white space, punctuation, dollar signs and quotes; signs stay."""
     text = unicodedata.normalize("NFKC", problem).casefold()
     text = text.replace("\u2212", "-").replace("\u2019", "'").replace("\u2018", "'")
     text = _FRACTION.sub(r"\\\1", _DELIMITERS.sub(" ", text))
@@ -79,12 +74,7 @@ def ngrams(problem: str, n: int = NGRAM) -> set[Ngram]:
 
 @dataclass(frozen=True)
 class Match:
-    """A training problem and the evaluation problem that it repeats.
-
-    Attributes:
-        share: part of the evaluation problem's runs of words that the training problem has; 1 where
-            the texts are equal.
-    """
+    """A training problem and the evaluation problem that it repeats, by a `share` of its runs."""
 
     train: Problem
     test: Problem
@@ -99,14 +89,11 @@ class Match:
 
 @dataclass
 class OverlapReport:
-    """What training data shares with one evaluation set.
+    """What training data shares with one evaluation set of `problems` problems.
 
     Attributes:
-        name: the set.
-        problems: how many it has.
-        too_short: those with fewer than N words, which only the exact check can find.
-        matches: for each problem that shares anything the training problem that shares most, the
-            nearest first.
+        too_short: problems with fewer than N words, which only the exact check can find.
+        matches: per problem the training problem that shares most, the nearest first.
         train_keys: level (see `LEVELS`) -> normalised training problems that reach it.
     """
 
@@ -155,9 +142,7 @@ def find_overlap(
     """Compare training rows with evaluation sets; repeated training problems count once.
 
     Args:
-        eval_sets: name -> rows.
         n: length of a run, in words, at least 1; None: only the same text is looked for.
-        on_row: called after each training row, for a progress bar.
 
     Returns:
         One `OverlapReport` for each set, in the order given.

@@ -65,13 +65,7 @@ def last_message(messages: Sequence[Mapping[str, Any]]) -> str:
 
 @dataclass(frozen=True)
 class Source:
-    """Where questions came from.
-
-    Attributes:
-        name: file name, or what generated them.
-        sha256: of the file, or of the generated questions.
-        rows: number of questions taken from it.
-    """
+    """Where questions came from: a file or a generator, its sha256, and how many were taken."""
 
     name: str
     sha256: str

@@ -1,7 +1,6 @@
 """Every domain by its name. Adding one is a line in `DOMAINS`.
 
-A domain outside this package is named by `SG_DOMAINS=package.module:NAME` (several with commas),
-and has its name in every command then; or as `package.module:NAME` in place of a name.
+A domain outside this package is `package.module:NAME`; `SG_DOMAINS` gives some their own names.
 """
 
 from __future__ import annotations
@@ -26,11 +25,7 @@ PREFIX = "domain:"
 
 
 def domains() -> dict[str, Domain]:
-    """Every domain by name: the package's, then those of `SG_DOMAINS`.
-
-    Raises:
-        ValueError: a path in `SG_DOMAINS` names no domain, or one whose name is taken.
-    """
+    """Every domain by name: the package's, then those of `SG_DOMAINS`; else a `ValueError`."""
     found = {name: _domain(import_path) for name, import_path in DOMAINS.items()}
     for import_path in _outside_paths():
         try:
@@ -43,11 +38,7 @@ def domains() -> dict[str, Domain]:
 
 
 def find(name: str) -> Domain:
-    """The domain of a name, or of an import path `package.module:NAME`.
-
-    Raises:
-        ValueError: there is none; names the nearest.
-    """
+    """The domain of a name, or of an import path `package.module:NAME`; else a `ValueError`."""
     if ":" in name:
         return _domain(name)
     if name in DOMAINS:
@@ -63,11 +54,7 @@ def find(name: str) -> Domain:
 
 
 def named_in(value: str) -> tuple[Domain, Grader]:
-    """The domain and the grader of `domain:NAME` or `domain:NAME/GRADER`.
-
-    Raises:
-        ValueError: there is none; says which there are.
-    """
+    """The domain and the grader of `domain:NAME` or `domain:NAME/GRADER`; else a `ValueError`."""
     name, slash, grader = value.removeprefix(PREFIX).partition("/")
     domain = find(name)
     if not slash:
@@ -85,11 +72,7 @@ def used_by(reward: str, agent: str, sections: Iterable[str] = ()) -> list[Domai
         reward: its `reward.remote_url`: `domain:NAME`, or a file or module in the domain's folder.
             A domain whose module is in no package has its reward in that module.
         agent: its `train.agent_func_path`.
-        sections: the domains that it has settings of (`sg.NAME`); with an agent of another kind
-            they are those of the rollouts.
-
-    Raises:
-        ValueError: there is no domain of such a name.
+        sections: names of `sg.NAME`; with an agent of another kind, the rollouts' domains.
     """
     found = [named_in(value)[0] for value in (reward, agent) if value.startswith(PREFIX)]
     dotted = f".{reward.removeprefix('module:').replace('/', '.')}."

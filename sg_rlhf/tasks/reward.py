@@ -60,13 +60,7 @@ class Completion:
 
 
 class RewardFields(TypedDict):
-    """What training reads of a reward.
-
-    Attributes:
-        rewards: what is trained on.
-        scores: for dynamic filtering; of a domain 1.0 for a correct response, else 0.0.
-        extra_logs: further figures, logged as means.
-    """
+    """What training reads of a reward; `scores` are for dynamic filtering."""
 
     rewards: float
     scores: float
@@ -81,11 +75,7 @@ def fields_of(grade: Grade) -> RewardFields:
 
 
 def reward_function(domain: Domain, grade: Grader | None = None) -> RewardFunc:
-    """The `reward_func(queries, prompts, labels)` of a domain, with OpenRLHF's signature.
-
-    Args:
-        grade: another grader than the domain's own, such as another scale of rewards.
-    """
+    """The `reward_func(queries, prompts, labels)` of a domain, or of another of its graders."""
     grader = grade or domain.grade
 
     def reward_func(queries: list[str], prompts: list[str], labels: list[str]) -> RewardFields:

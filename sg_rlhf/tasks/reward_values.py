@@ -1,7 +1,7 @@
 """What a user's reward function or agent returned, as plain numbers.
 
-OpenRLHF expects a dict with ``rewards``, ``scores`` and ``extra_logs``. It goes on without a reward
-where a function returns something else, and hands strings and lists to torch.
+OpenRLHF goes on without a reward where a function returns something else than its dict, and hands
+strings and lists to torch.
 """
 
 from __future__ import annotations
@@ -24,14 +24,11 @@ class RewardValueError(ValueError):
 
 
 def reward_fields(returned: Any) -> RewardFields:
-    """``rewards``, ``scores`` and ``extra_logs`` of what a reward function returned.
+    """``rewards``, ``scores`` and ``extra_logs`` of what a reward function returned, as floats.
 
     Args:
         returned: a dict as OpenRLHF expects it, or the reward alone. A list of one item counts as
             the item: OpenRLHF calls the function with lists of one prompt.
-
-    Returns:
-        Floats; ``scores`` are the rewards where the function names none.
 
     Raises:
         RewardValueError: naming the field, its value and what is expected.
@@ -56,11 +53,7 @@ def reward_fields(returned: Any) -> RewardFields:
 
 
 def logs_of(extra_logs: Any) -> dict[str, float]:
-    """``extra_logs`` as floats.
-
-    Raises:
-        RewardValueError: naming the field, its value and what is expected.
-    """
+    """``extra_logs`` as floats; anything else: `RewardValueError`."""
     if extra_logs is None:
         return {}
     if not isinstance(extra_logs, Mapping):

@@ -1,13 +1,9 @@
 """Rollouts of several turns: a model writes, an environment answers, a grader gives the verdict.
 
-A domain of several turns has an `Environment`. It begins one `Episode` per row. An episode answers
-the turns of the model and grades them at the end. `rollout` is the only loop over turns: training
-and evaluation call it with their own `generate`. `sg-rlhf serve-env` steps an episode with the
-turns that a client sends.
-
-Token in, token out: the tokens of the model are kept as the engine returned them and are never
-encoded again. So training scores exactly what was sampled. Only the environment's texts are
-encoded.
+An `Environment` begins one `Episode` per row, which answers the model's turns and grades them at
+the end. Training and evaluation call `rollout`, the only loop over turns, with their own
+`generate`. The model's tokens are kept as the engine returned them and never encoded again, so
+training scores exactly what was sampled. Only the environment's texts are encoded.
 """
 
 from __future__ import annotations
@@ -56,12 +52,7 @@ class Codec(Protocol):
 
 @dataclass(frozen=True)
 class Turn:
-    """What the model wrote in one turn.
-
-    Attributes:
-        cut: the token limit ended it.
-        is_last: no tokens are left for another turn.
-    """
+    """What the model wrote in one turn; `cut` by the token limit, `is_last`: no tokens are left."""
 
     text: str
     cut: bool = False
@@ -73,7 +64,6 @@ class Reply:
     """The environment's answer to one turn.
 
     Attributes:
-        text: what the model reads next.
         token_ids: the tokens of the text; None: as the codec encodes it.
         done: the episode has ended.
         truncated: it ended because a limit was reached.
@@ -91,12 +81,7 @@ class Episode(Protocol):
     """One problem, from its prompt to its verdict."""
 
     async def step(self, turn: Turn) -> Reply:
-        """Answer a turn of the model.
-
-        Raises:
-            EpisodeAborted: the environment failed.
-            EnvironmentFailed: it failed so often that the run must stop.
-        """
+        """Answer a turn; `EpisodeAborted` or, to end the run, `EnvironmentFailed`."""
 
     def grade(self) -> Grade:
         """The verdict on the turns so far. `Grade.logs` has the same keys for every episode."""
@@ -131,22 +116,10 @@ class Environment(ABC):
 
     @abstractmethod
     def begin(self, row: Mapping[str, Any], codec: Codec) -> Episode:
-        """An episode of a row.
-
-        Args:
-            row: `answer` is the reference answer as data sets store it.
-            codec: of the model that takes part.
-
-        Raises:
-            ValueError: the row is wrong; one line.
-        """
+        """An episode of a row (`answer`: the reference answer); a `ValueError` if it is wrong."""
 
     async def check(self) -> None:  # noqa: B027  (a hook that may stay empty)
-        """Called before the first episode of a training run.
-
-        Raises:
-            EnvironmentFailed: the environment does not work.
-        """
+        """Called before the first episode of a training run; raises `EnvironmentFailed`."""
 
     async def aclose(self) -> None:  # noqa: B027
         """Release what is shared."""
@@ -179,12 +152,7 @@ class _Response:
 
 @dataclass(frozen=True)
 class Generation:
-    """What the engine sampled in one turn.
-
-    Attributes:
-        cut: the token limit ended it.
-        log_probs: one per token; None if they were not asked for.
-    """
+    """What the engine sampled in one turn; `cut` by the token limit, a log-prob per token."""
 
     token_ids: Sequence[int]
     cut: bool
@@ -241,10 +209,7 @@ class Trajectory:
             self.log_probs.extend(generation.log_probs)
 
     def drop_end_of_turn(self, codec: Codec, stop: tuple[str, ...]) -> None:
-        """Remove the control token that the last turn ended with, if it did.
-
-        A turn that is nothing else keeps it: it is all that the model sampled, and is trained on.
-        """
+        """Remove the control token that ended the last turn, unless the turn is nothing else."""
         start, end = self.action_ranges[-1]
         if end - start < 2 or self.token_ids[-1] not in codec.control_ids:
             return
@@ -276,14 +241,11 @@ async def rollout(
 ) -> Trajectory:
     """Let the model and the environment take turns until the episode or the tokens end.
 
-    A reply that leaves the model fewer than `MIN_TURN_TOKENS` is not appended.
+    A reply that leaves the model fewer than `MIN_TURN_TOKENS` is not appended. Raises as `step`.
 
     Args:
         max_new_tokens: of turns and replies together, behind the prompt.
         with_log_probs: whether `generate` returns log-probs.
-
-    Raises:
-        EpisodeAborted, EnvironmentFailed: see `Episode.step`.
     """
     found = Trajectory(list(prompt_ids), [0.0] * len(prompt_ids) if with_log_probs else None)
     end = len(prompt_ids) + max_new_tokens

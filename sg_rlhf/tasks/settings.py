@@ -11,10 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class DomainSettings(BaseModel):
-    """The keys of the section `sg.NAME`; a subclass gives the name and the fields.
-
-    Whatever runs in a Ray worker (a reward file, an agent) reads them with `from_environment`.
-    """
+    """The keys of the section `sg.NAME`; Ray workers read them with `from_environment`."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True)
 
@@ -40,11 +37,7 @@ class DomainSettings(BaseModel):
 
 
 def checked_url(url: str, expected: str) -> str:
-    """The address of a service.
-
-    Raises:
-        ValueError: it is not of the form that is expected, which begins with http://HOST.
-    """
+    """The address of a service; a `ValueError` if it is not of the form that is expected."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise ValueError(f"expected {expected}")

@@ -1,7 +1,4 @@
-"""What a tiny model needs to know of a domain: what it reads, what it is shown, how it is graded.
-
-The tokenizer, the warm start and the build are the same for all of them (`sg_rlhf.tiny`).
-"""
+"""What a tiny model (`sg_rlhf.tiny`) needs of a domain: what it reads, is shown, and its grader."""
 
 from __future__ import annotations
 
@@ -39,12 +36,10 @@ class Recipe(ABC):
 
     Attributes:
         steps: optimizer steps in all.
-        clean_share: share of the steps, at the start, that see right work alone. The skill takes
-            most of the compute; the bad habits that follow are learnt quickly.
+        clean_share: share of the steps, at the start, that see right work alone.
         rows: rows of a batch, filled with packed demonstrations.
         row_tokens: tokens of a row; a longer demonstration is left out.
-        muon_lr: learning rate of the matrices.
-        adamw_lr: learning rate of embeddings and norms.
+        muon_lr: learning rate of the matrices; adamw_lr: of embeddings and norms.
     """
 
     steps: int
@@ -66,16 +61,12 @@ class TinyModel(Generic[Item]):
     Attributes:
         what: in the sentence "warm-started on synthetic ... traces".
         items: what an item is called, in the plural.
-        recipe: the warm start.
         phrases: the tokenizer's phrases, one entry each.
         held_out: recipe -> the items that are measured.
-        prompt: of an item.
-        grade: (response with its end token, item) -> the training reward's verdict; `format_ok`:
-            an answer could be read.
+        grade: (response with its end token, item) -> the training reward's verdict.
         group: accuracy is also given for each of these groups of items.
         guess: the word that a response without work starts with.
         max_new_tokens: of a response, when it is measured.
-        merge_text: the text that BPE learns its merges from.
     """
 
     what: str

@@ -86,11 +86,7 @@ def messages(question: Sum, shown: list[Sum], form: str) -> list[dict[str, str]]
 def generate(
     count: int, test_count: int, seed: int, first: int, second: int, shown: int, form: str
 ) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]], Mapping[str, Records]]:
-    """Training rows and held-out rows; see `--help` for the keys.
-
-    Raises:
-        ValueError: a key is out of range, or there are not that many held-out sums.
-    """
+    """Training rows and held-out rows; `--help` describes the keys."""
     for key, value in (("count", count), ("test_count", test_count)):
         if value < 0:
             raise ValueError(f"{key}={value}: expected 0 or more")

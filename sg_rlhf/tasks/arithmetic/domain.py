@@ -11,10 +11,7 @@ _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
 def grade(response: str, label: str) -> Grade:
-    """1 where the last number of the response is the label, else 0.
-
-    A sentence that ends in its answer ("7 + 5 = 12.") counts as well as the number alone.
-    """
+    """1 where the last number of the response is the label, else 0; "7 + 5 = 12." counts for 12."""
     numbers = _NUMBER.findall(response)
     answer = numbers[-1] if numbers else None
     correct = answer == label

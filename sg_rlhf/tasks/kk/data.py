@@ -40,10 +40,7 @@ def generate_splits(
     """Generate `per_size` train and `test_per_size` test puzzles for each number of people.
 
     The test puzzles are drawn first, so they stay the same when `per_size` changes. They differ in
-    structure from each other and from all of train, also where `distinct` is "names".
-
-    Raises:
-        PuzzleError: bad arguments, or too few distinct puzzles exist (see `puzzle.generate`).
+    structure from each other and from all of train. Raises as `puzzle.generate`.
     """
     if per_size < 0 or test_per_size < 0:
         raise PuzzleError(
@@ -73,12 +70,11 @@ def split(
         test: None: hold out `test_fraction` of each size, at random by `seed`.
 
     Returns:
-        Train puzzles, test puzzles, and two counts: duplicates that were dropped, and test puzzles
-        whose statements occur in train under other names or another wording.
+        Train puzzles, test puzzles, and two counts: dropped duplicates, and test puzzles whose
+        statements occur in train under other names or another wording.
 
     Raises:
-        DataError: test puzzles are also in train (says how many, and the first of them), or the
-            fraction is outside [0, 1).
+        DataError: test puzzles are also in train, or the fraction is outside [0, 1).
     """
     train = _drop_duplicates(puzzles)
     dropped = len(puzzles) - len(train)
@@ -110,11 +106,8 @@ def split(
 def read_puzzles(path: str | Path, on_row: ProgressCallback | None = None) -> list[Puzzle]:
     """Read a file of Logic-RL's shape (`.parquet`) or the official one (`.jsonl`).
 
-    Every row must have exactly one solution, the given one, and a gold that the reward accepts.
-
-    Raises:
-        DataError: one line with the file, the row (counted from 1), the field, its value and what
-            was expected.
+    Every row must have exactly one solution, the given one, and a gold that the reward accepts;
+    else a `DataError` names file, row and field.
     """
     path = Path(path)
     return read_each(path, _rows(path), lambda row, _: _parse_row(row), "puzzle", on_row)
@@ -123,11 +116,7 @@ def read_puzzles(path: str | Path, on_row: ProgressCallback | None = None) -> li
 def to_records(
     puzzles: Iterable[Puzzle], prompt: Callable[[str], str] = build_prompt
 ) -> Iterator[dict[str, Any]]:
-    """The JSONL records that OpenRLHF's loader reads: `input`, `answer`, `datasource` and our own.
-
-    Args:
-        prompt: quiz -> prompt, for another model family's chat template.
-    """
+    """The JSONL records that OpenRLHF's loader reads, and further fields of ours."""
     for puzzle in puzzles:
         yield {
             "input": prompt(puzzle.quiz),

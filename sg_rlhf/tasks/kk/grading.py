@@ -1,11 +1,9 @@
 """Grading of Knights & Knaves answers: one grader for training rewards and for evaluation.
 
-Format (the prompt's own `<think>` counts, so the response continues inside it): `</think>`,
-`<answer>` and `</answer>` exactly once each and in this order, and no further `<think>`.
-Answer: inside the answer block the words knight and knave must occur as often as there are people,
-and every name must match `Name is a knight|knave` (any case, any white space between the words).
-That is how the reference code reads an answer. The `strict` reading closes what it leaves open:
-"It is false that Zoey is a knight" and "Mary-Ann is a knight" say nothing of Zoey and Ann.
+Format (the prompt's own `<think>` counts): `</think>`, `<answer>` and `</answer>` once each, in
+this order, and no further `<think>`. Answer: the words knight and knave must occur as often as
+there are people, and every name must match `Name is a knight|knave`. That is the reference code's
+reading. The `strict` one closes what it leaves open: "It is false that Zoey is a knight".
 """
 
 from __future__ import annotations
@@ -56,12 +54,10 @@ def score(
     | empty or unreadable answer                  | 1 - 2       | -1 - 2   |
     | bad format                                  | -1 - 2      | -1 - 2   |
 
-    `reference`: the totals of AR-Lopti's code, from which the paper takes its puzzles. `table5`:
-    Table 5 of arXiv 2511.00066, where "partially correct" is taken as a well-formed answer with
-    some but not all identities right, and everything below that as "completely wrong".
-    `extracted` is the answer block if every identity could be read. The `strict` reading also
-    takes Markdown emphasis. It takes no other word beside the statements and their numbers, no
-    longer name ("Mary-Ann" for Ann) and no statement over two lines.
+    `reference`: AR-Lopti's code. `table5`: Table 5 of arXiv 2511.00066; a well-formed answer with
+    some identities right is "partially correct", everything below "completely wrong". The `strict`
+    reading takes Markdown emphasis, and no other words, longer names ("Mary-Ann" for Ann) or
+    statements over two lines.
 
     Args:
         solution_text_format: the gold, "(1) Zoey is a knight\\n(2) Jack is a knave".
@@ -116,11 +112,7 @@ def extract_answer(response: str) -> str | None:
 
 @lru_cache(maxsize=4096)
 def parse_answer_key(solution_text_format: str) -> dict[str, str]:
-    """Name -> "knight" or "knave" of a gold answer. Do not change the result: it is cached.
-
-    Raises:
-        ValueError: a line is not "(i) Name is a knight|knave", or a name occurs twice.
-    """
+    """Name -> "knight" or "knave" of a gold answer; else a `ValueError`. It is cached."""
     key: dict[str, str] = {}
     for line in solution_text_format.strip().split("\n"):
         match = _GOLD_LINE.fullmatch(line)

@@ -56,8 +56,7 @@ def grade_official(response: str, solution_text_format: str) -> Grade:
     """The official harness: substrings of the conclusion.
 
     Its quirks are kept: the text between the first and the second "CONCLUSION:" counts; "if"
-    anywhere in it, as in "life", is a refusal to commit; the order of people does not matter; a
-    statement and its opposite together are right.
+    anywhere in it, as in "life", is a refusal; a statement and its opposite together are right.
     """
     key = parse_answer_key(solution_text_format)
     response = response.split("### Question")[0]
@@ -80,8 +79,7 @@ def grade_official(response: str, solution_text_format: str) -> Grade:
 def grade_logic_rl(response: str, solution_text_format: str) -> Grade:
     """Logic-RL's harness: the tags once and in order, then the first role word after each name.
 
-    Looser than the reward: "is not a knight" reads as knight, any words may stand between, the
-    number of role words is free, and a second `<think>` does no harm.
+    "is not a knight" reads as knight, and any words may stand between.
     """
     key = parse_answer_key(solution_text_format)
     positions = [response.find(tag) for tag in _TAGS]

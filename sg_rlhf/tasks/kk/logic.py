@@ -41,14 +41,7 @@ class PuzzleError(ValueError):
 
 
 def parse_statements(text: Any) -> tuple[Statement, ...]:
-    """Read the statements of one puzzle.
-
-    Args:
-        text: the string of the data set's `statements` column (a Python literal), or the same
-            structure as nested tuples, lists (JSON) or numpy arrays.
-
-    Returns:
-        One statement per speaker, as nested tuples of `str` and `int`.
+    """One statement per speaker as nested tuples, from a Python literal, tuples, lists or arrays.
 
     Raises:
         PuzzleError: naming the speaker and what was expected.
@@ -83,8 +76,7 @@ def evaluate(statement: Statement, assignment: Sequence[bool]) -> bool:
 def solve(statements: Sequence[Statement]) -> list[Assignment]:
     """All assignments that satisfy a puzzle, knights first (the order of `product((True, False))`).
 
-    Works on truth tables held in integers: bit k of a mask is the truth value under the k-th
-    assignment, so that a connective costs one bit operation on 2^n bits.
+    Bit k of a mask is the truth value under the k-th assignment.
     """
     n = len(statements)
     if not 1 <= n <= MAX_PEOPLE:
@@ -105,12 +97,7 @@ def knight_masks(n: int) -> tuple[tuple[int, ...], int]:
 
 
 def truth_mask(statement: Statement, knights: Sequence[int], full: int) -> int:
-    """Truth table of a statement: one bit for each assignment.
-
-    Args:
-        knights: table of "person i is a knight" for each person (`knight_masks`).
-        full: the table that is always true.
-    """
+    """Truth table of a statement, one bit per assignment, from the tables of `knight_masks`."""
     tag = statement[0]
     if tag == "telling-truth":
         return knights[statement[1]]
@@ -140,10 +127,7 @@ def assignment_at(k: int, n: int) -> Assignment:
 
 
 def canonical(statement: Statement, names: Sequence[str] | None = None) -> Statement:
-    """A statement with the operands of and, or and <=> sorted; `names`, if given, replace indices.
-
-    Two statements that differ only in the order of such operands say the same thing.
-    """
+    """A statement with the operands of and, or and <=> sorted; `names` replace indices."""
     tag = statement[0]
     if tag in LEAVES:
         return (tag, statement[1] if names is None else names[statement[1]])

@@ -40,10 +40,6 @@ def build_chat_prompt(quiz: str, tokenizer: Any) -> str:
 
     The instructions are a system message, or a part of the user's where the template has none. With
     a plain ChatML template the result equals `build_prompt(quiz)`.
-
-    Args:
-        tokenizer: anything with Hugging Face's `apply_chat_template(messages, tokenize=...,
-            add_generation_prompt=...)`.
     """
     from jinja2 import TemplateError
 

@@ -1,8 +1,7 @@
 """Knights & Knaves puzzles and their generator.
 
-A puzzle is kept iff exactly one of the 2^n assignments satisfies it. The official generator's retry
-guard is inverted, so that it can return fewer puzzles than asked; `generate` returns the number
-asked or raises.
+A puzzle is kept iff exactly one of the 2^n assignments satisfies it. `generate` returns the number
+of puzzles asked for or raises; the official generator can return fewer.
 """
 
 from __future__ import annotations
@@ -84,9 +83,8 @@ def generate(
         max_depth: 1 (only plain claims) to 6; the data has 2.
         width: most operands of "and" and "or", 2 to 6; the data has 2.
         exclude: puzzles whose structure must not come back, for instance the test split.
-        distinct: "structure" (no two puzzles alike after a change of names or phrasing: 2 people
-            have 184 such puzzles at depth 2) or "names" (a structure may return with other names).
-        on_puzzle: called after each puzzle, for a progress bar.
+        distinct: "structure" (184 of 2 people at depth 2) or "names" (a structure may return with
+            other names).
 
     Raises:
         PuzzleError: bad arguments, or fewer than `count` puzzles were found: says how many.

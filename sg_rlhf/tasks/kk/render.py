@@ -62,10 +62,7 @@ def render_claim(
 ) -> str:
     """A statement as English, e.g. "If Zoey is a knave then Jack is not a knight".
 
-    The data stops at depth 2; deeper sub-claims are put in brackets so that they stay unambiguous.
-
-    Args:
-        mark: text to write behind each simple sub-claim (see `is_simple`); the traces put T or F.
+    Deeper sub-claims than the data's are put in brackets. `mark` gives text behind each simple one.
     """
     tag = statement[0]
     if is_simple(statement):

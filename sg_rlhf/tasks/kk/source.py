@@ -133,11 +133,7 @@ def _prompt(options: Options, load_tokenizer: LoadTokenizer) -> Callable[[str], 
 
 
 def parse_people(text: str) -> list[int]:
-    """Numbers of people as a sorted list: "3", "2-3", "2,4,6" or a mix of them.
-
-    Raises:
-        UsageError: anything else, or a number outside 2 to 12.
-    """
+    """Numbers of people (2 to 12) as a sorted list: "3", "2-3", "2,4,6" or a mix of them."""
     sizes: set[int] = set()
     for part in text.split(","):
         low, dash, high = part.partition("-")

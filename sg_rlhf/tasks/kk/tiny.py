@@ -97,11 +97,7 @@ def held_out_puzzles(people: Sequence[int] = tuple(HELD_OUT)) -> list[Puzzle]:
 
 
 def phrases() -> list[str]:
-    """The stock phrases of the puzzle templates, and the names.
-
-    A name has exactly one entry: spaces and punctuation belong to the phrases around it, so a name
-    is never learnt twice.
-    """
+    """The stock phrases of the puzzle templates, and each name once, without spaces around it."""
     tags = [THINK, "</think>", "<answer>", "</answer>", "<answer>(1) "]
     lines = [f"\n({i}) " for i in range(2, _ANSWER_LINES + 1)]
     # The fixed pieces of "{name} said, \"{claim}.\" ": a frame is followed by a space, always.

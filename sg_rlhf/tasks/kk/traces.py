@@ -6,14 +6,10 @@ fixed order of `itertools.product((knight, knave), repeat=n)`, one line each:
     Try Luke=knight Ethan=knight Luke: Ethan is a knave F no
     Try Luke=knight Ethan=knave Luke: Ethan is a knave T ok Ethan: Luke is a knave F ok</think>...
 
-A line names the assignment, then each speaker with the claim copied from the quiz, T or F behind
-every simple part of it ("If Luke is a knight T then Ethan is not a knave F"), and the verdict: ok
-iff the claim's truth fits the speaker's role. A line ends at its first "no", and the trace at the
-first line without one. The answer is written as in the data, one person a line, and starts right
-behind `</think>`: `<answer>(1) Luke is a knight`, `(2) Ethan is a knave</answer>`.
-
-Style "guess" is the word `Guess` and a random answer. Together with flipped verdicts it gives a
-model that is well-formed but often wrong, which reinforcement learning can improve.
+A line has T or F behind every simple part of a claim, and "ok" iff the claim's truth fits the
+speaker. It ends at its first "no", and the trace at the first line without one. The answer is
+written as in the data. Style "guess" is the word `Guess` and a random answer. With flipped verdicts
+it gives a well-formed but often wrong model, which reinforcement learning can improve.
 """
 
 from __future__ import annotations
@@ -34,15 +30,10 @@ def trace(
 ) -> str:
     """One demonstration: the response text, through `</answer>`.
 
-    Without flips a search ends with the puzzle's solution, so `score` gives +3.
-
     Args:
         rng: source of the guesses and flips; not used by a search without flips.
         flip_verdict_p: probability of writing the opposite of each ok/no. The trace goes on as if
             that were true; if no assignment is left, it ends with `Guess` and a random answer.
-
-    Raises:
-        ValueError: unknown style, or a probability outside [0, 1].
     """
     if style not in ("search", "guess"):
         raise ValueError(f"style must be 'search' or 'guess', got {style!r}")

@@ -1,9 +1,4 @@
-"""Mathematics data: the rows of every kind of file that is read, in one row type.
-
-Read are the parquet files of the reference runs, Open-Reasoner-Zero's two-item lists, DeepScaleR's
-`{problem, answer}`, LLMEval's `{prompt, answer}`, IMO-AnswerBench's CSV and the records that
-`to_records` writes.
-"""
+"""Mathematics data: the rows of every kind of file that is read, in one row type."""
 
 from __future__ import annotations
 
@@ -60,15 +55,14 @@ def read_rows(
     allow_empty: bool = False,
     on_row: ProgressCallback | None = None,
 ) -> list[MathRow]:
-    """Read and validate a local file of any of the shapes above.
+    """Read and validate a local file: `.parquet`, `.json`, `.jsonl` or `.csv` of any known shape.
 
     Args:
         source: name of the data set; by default the row's own, else the file's name.
         allow_empty: a row whose answer is empty comes back with `golds == ()`; else an error.
 
     Raises:
-        DataError: one line with the file, the row (counted from 1), the field, its value and what
-            was expected.
+        DataError: one line with the file, the row (counted from 1), the field and its value.
     """
     path = Path(path)
 
@@ -82,10 +76,7 @@ def read_rows(
 
 
 def to_records(rows: Iterable[MathRow]) -> Iterator[dict[str, Any]]:
-    """The JSONL records that OpenRLHF's loader reads: `input`, `answer`, `datasource` and our own.
-
-    `answer` is a JSON array of the gold answers, as text: a label is one string to OpenRLHF.
-    """
+    """The JSONL records that OpenRLHF's loader reads; `answer` is a JSON array of gold answers."""
     for row in rows:
         yield {
             "input": prompt_of(row.problem),
@@ -97,11 +88,7 @@ def to_records(rows: Iterable[MathRow]) -> Iterator[dict[str, Any]]:
 
 
 def golds_of(label: str) -> tuple[str, ...]:
-    """The gold answers of a label: the inverse of `encode_golds`.
-
-    Raises:
-        ValueError: not a JSON array of at least one non-empty string.
-    """
+    """The gold answers of a label, a JSON array of text; else a `ValueError`."""
     golds = decode_golds(label)
     if golds is None:
         raise ValueError(f"{truncate(label)}, expected a JSON array of reference answers as text")
@@ -113,11 +100,7 @@ def hold_out(
 ) -> tuple[list[MathRow], list[MathRow]]:
     """Train and test rows: a fraction of the different problems is held out, at random by `seed`.
 
-    All rows of a problem (`overlap.normalise`) go to the same side, and it is tested once, so that
-    repeated rows neither leak nor count twice.
-
-    Raises:
-        DataError: the fraction is outside [0, 1).
+    All rows of a problem (`overlap.normalise`) go to the same side, and it is tested once.
     """
     check_fraction(test_fraction)
     first: dict[str, MathRow] = {}
@@ -187,11 +170,7 @@ def _parse_pair(item: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
 
 
 def _imo_answer_bench(item: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Problem and answer of a row of IMO-AnswerBench.
-
-    In its row 36 a misplaced quotation mark puts the answer at the end of the problem and leaves
-    the last column empty.
-    """
+    """Problem and answer of a row of IMO-AnswerBench; row 36 has the answer in the problem."""
     problem, answer = item["Problem"], item["Short Answer"]
     if item.get("Source") is None and isinstance(problem, str) and problem.endswith('$"'):
         problem, _, answer = problem.removesuffix('"').rpartition("\n,")

@@ -7,16 +7,9 @@ from sg_rlhf.tasks.grade import Grade
 
 
 def grade(response: str, label: str) -> Grade:
-    """1 where the last box of the response equals a gold answer, else 0 (`grading.grade`).
+    """1 where the last box of the response equals a gold answer of the label, a JSON array, else 0.
 
-    A hostile answer is given up after the grader's limit and counts as wrong; `timeout` and `crash`
-    of the logs say how often that happens.
-
-    Args:
-        label: a JSON array of gold answers.
-
-    Raises:
-        ValueError: the label is something else.
+    A hostile answer is given up after the grader's limit and counts as wrong (`timeout`, `crash`).
     """
     # Its worker pool takes a while to import, and naming a domain does not need it.
     from sg_rlhf.tasks.math import grading

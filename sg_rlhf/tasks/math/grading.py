@@ -38,11 +38,8 @@ def grade(response: str, golds: str | Sequence[str], pool: WorkerPool | None = N
     (1.0, <Reason.CORRECT: 'correct'>, '\\frac{6}{8}')
 
     Args:
-        golds: the reference answers, any of which is right; with or without dollar signs.
+        golds: the reference answers, any of which is right; none or an empty one is a `ValueError`.
         pool: by default the process's own (`shared_pool`).
-
-    Raises:
-        ValueError: no reference answer, or an empty one: a fault of the data.
     """
     return grade_many([(response, golds)], pool)[0]
 
@@ -50,11 +47,7 @@ def grade(response: str, golds: str | Sequence[str], pool: WorkerPool | None = N
 def grade_many(
     pairs: Iterable[tuple[str, str | Sequence[str]]], pool: WorkerPool | None = None
 ) -> list[Grade]:
-    """Grade (response, golds) pairs, those that need math-verify in parallel; keeps their order.
-
-    Raises:
-        ValueError: as `grade`.
-    """
+    """Grade (response, golds) pairs, those that need math-verify in parallel; keeps their order."""
     decided: list[tuple[str | None, Reason | Future[str]]] = []
     for response, golds in pairs:
         golds = (golds,) if isinstance(golds, str) else tuple(golds)
@@ -73,11 +66,7 @@ def grade_many(
 
 
 def decide(box: str | None, golds: tuple[str, ...]) -> Reason | tuple[str, tuple[str, ...]]:
-    """The verdict on a box by spelling and exact numbers alone.
-
-    Returns:
-        The reason, or the normalised answer and golds that only math-verify can compare.
-    """
+    """The verdict by spelling and exact numbers alone, or what only math-verify can compare."""
     if box is None:
         return Reason.NO_BOX
     if not box:

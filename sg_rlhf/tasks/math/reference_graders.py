@@ -8,12 +8,10 @@
 | `qwen` | `math_equal` over `strip_string`, tolerance 1e-4 | QwenLM/Qwen2.5-Math |
 | `verl` | `math_reward.compute_score`, verl's reward for MATH | volcengine/verl |
 
-Where there is no package the grader's own file is loaded, at one commit and checked by SHA-256; it
-is not part of this project. `hendrycks` and `qwen` compare answers and read no responses: they get
-the last box, as ours does. `qwen` parses with latex2sympy2, which needs an old antlr;
-latex2sympy2_extended, its successor, stands in for it, so a formula that only one of the two reads
-may be judged otherwise than in a Qwen table. They evaluate text that a model wrote, so they run in
-the confined processes of `answers.pool`.
+A grader's own file is loaded at one commit, checked by SHA-256; it is not part of this project.
+`hendrycks` and `qwen` read no responses: they get the last box. latex2sympy2_extended stands in for
+latex2sympy2, which `qwen` uses and needs an old antlr. All run in the confined processes of
+`answers.pool`: they evaluate text that a model wrote.
 """
 
 from __future__ import annotations
@@ -45,11 +43,7 @@ _QWEN = ("QwenLM/Qwen2.5-Math", "a45202bd16f1ec06f433442dc1152d0074773465")
 
 @dataclass(frozen=True)
 class ReferenceGrader:
-    """One grader: its files, the packages that these import, and how they are called.
-
-    Attributes:
-        load: modules of the files, in order -> the judge; called in a worker.
-    """
+    """One grader: its files, the packages they import, and `load`, which a worker calls on them."""
 
     name: str
     files: tuple[Origin, ...]
@@ -141,8 +135,7 @@ def find_sources(names: Sequence[str], folder: Path | None) -> dict[str, list[Pa
     """The files of each named grader, under `folder` as OWNER/REPOSITORY/PATH, or downloaded.
 
     Raises:
-        ValueError: a file is missing, another one than pinned, or cannot be downloaded; or a
-            package that a rule imports is not installed.
+        ValueError: a file is missing or not the pinned one, or a package is not installed.
     """
     found: dict[str, list[Path]] = {}
     for name in names:
@@ -166,11 +159,7 @@ def _find(origin: Origin, folder: Path | None) -> Path:
 
 
 class ReferenceGraders:
-    """Verdicts of some graders, by a pool of confined processes.
-
-    Args:
-        sources: as `find_sources` gives them.
-    """
+    """Verdicts of some graders (`find_sources`), by a pool of confined processes."""
 
     def __init__(
         self,

@@ -24,10 +24,8 @@ _WHOLE_BOX = re.compile(r"\s*\\(?:boxed|fbox)\s*\{(.*)\}\s*", re.DOTALL)
 def last_box(response: str) -> str | None:
     r"""The content of the box that ends last, or None. Linear in the length of the response.
 
-    - Braces nest; `\{` and `\}` do not count as braces.
-    - A box inside a box is part of the outer one (see `strip_boxes`).
-    - A box that is never closed, or holds a blank line, is none: the last complete one counts, so
-      that a response which is cut off at its limit in the middle of a second box keeps the first.
+    - Braces nest, unless escaped. A box inside a box is part of the outer one (see `strip_boxes`).
+    - A box that is never closed, or holds a blank line, is none.
     - Without braces, `\boxed 5`, the box is the number or the single letter that follows.
     - An empty box counts as a box, and its content is "".
     """

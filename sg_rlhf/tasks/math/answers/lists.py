@@ -1,8 +1,7 @@
 r"""Answers that are several values: 1, 2; x = 1 or x = 2; (1, 2), (3, 4); 2 \pm \sqrt{3}.
 
-What is a list is decided here, from the text, and its elements are compared one by one: math-verify
-makes a set of a list, which forgets how often an element occurs, and to which of two solutions a
-named value belongs.
+math-verify makes a set of a list, which forgets how often an element occurs and whose value it is.
+So lists are split here, from the text, and their elements compared one by one.
 """
 
 from __future__ import annotations
@@ -44,12 +43,7 @@ _BUILDER = re.compile(r"\\mid(?![A-Za-z])|[|:]")
 
 @dataclass(frozen=True)
 class Element:
-    """One element of a list: a value, or the values of several names, of a tuple or of a ratio.
-
-    Attributes:
-        names: as many as values; "" for a value without one.
-        ratio: they stand as 1 : 2 : 3.
-    """
+    """One element of a list: a value, or those of several names, a tuple or a `ratio` 1 : 2."""
 
     text: str
     names: tuple[str, ...]
@@ -92,10 +86,7 @@ def _trimmed(text: str) -> str:
 
 
 def expand_plus_minus(text: str) -> list[str]:
-    r"""The two values of a text with one \pm, or with a \pm and a \mp, which belong together.
-
-    Only the text where there is none, or where nothing says which signs go together.
-    """
+    r"""The two values of a text with one \pm, or with a \pm and a \mp; else only the text."""
     signs = sorted(match[1] for match in _SIGNS.finditer(text))
     if signs not in (["pm"], ["mp"], ["mp", "pm"]):
         return [text]

@@ -102,9 +102,8 @@ def canonical(text: str) -> str:
 def parse_number(text: str) -> tuple[Fraction, bool] | None:
     r"""The exact value of an integer, decimal, simple fraction, 3 \times 10^4 or 0.\overline{3}.
 
-    Returns:
-        The value, and whether it is a decimal, which may be rounded. None for everything else, and
-        beyond the digit caps (40 for integers, 20 elsewhere).
+    With it, whether it is a decimal, which may be rounded. None for everything else, and beyond 40
+    digits of an integer or 20 of others.
     """
     text = normalize(text)
     match = _NUMBER.fullmatch(_LOOSE_SPACE.sub("", text))

@@ -1,7 +1,4 @@
-"""Two formulas compared by their values at points; sympy's own proofs can take minutes.
-
-Imported in grading workers alone, as `symbolic`.
-"""
+"""Two formulas compared by their values at points; sympy's own proofs can take minutes."""
 
 from __future__ import annotations
 
@@ -79,10 +76,7 @@ def may_be_multiple(a: Any, b: Any) -> bool:
 
 
 def exceeds_tolerance(gold: Any, predicted: Any) -> bool:
-    """Whether numbers that math-verify calls equal differ by more than rounding explains.
-
-    Also in the same place of two matrices or intervals.
-    """
+    """Whether numbers (or parts of matrices, intervals) differ by more than rounding explains."""
     if isinstance(gold, sympy.MatrixBase) and isinstance(predicted, sympy.MatrixBase):
         return any(map(exceeds_tolerance, gold.flat(), predicted.flat()))
     if isinstance(gold, sympy.Interval) and isinstance(predicted, sympy.Interval):

@@ -1,8 +1,7 @@
 """A pool of killable, confined processes (`answers.worker`), shared by all threads of a process.
 
 Ours and other graders run in it: they evaluate text that a model wrote. It starts with the first
-answer that needs it. A worker ends when its standard input does, so with its trainer, however that
-ends. It reads and writes JSON: nothing that it sends is unpickled.
+answer that needs it; a worker ends with its trainer. It speaks JSON: nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -88,9 +87,8 @@ class _Worker:
 class WorkerPool:
     """`workers` processes, each of which is killed when one call takes longer than `limit_s`.
 
-    The limit is processor time from the moment when a worker takes up the call, so that neither the
-    start of the workers, nor a queue, nor a busy machine counts. `WALL_FACTOR` times the limit in
-    wall time also ends a call, in case a worker sleeps or is starved.
+    The limit is processor time of the call, so that a queue or a busy machine does not count.
+    `WALL_FACTOR` times the limit in wall time also ends a call.
 
     Args:
         prepare: called in each new worker before it is confined, "module:function"; by default it
@@ -115,10 +113,7 @@ class WorkerPool:
         _pools.add(self)
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """Queue a call of a module's function; its result is the value, or `TIMEOUT` or `CRASH`.
-
-        Arguments and value as JSON has them.
-        """
+        """Queue a call on JSON values; its result is the value, or `TIMEOUT` or `CRASH`."""
         name = f"{function.__module__}:{function.__qualname__}"
         with self._lock:
             if self._threads is None:

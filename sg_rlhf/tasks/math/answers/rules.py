@@ -1,9 +1,4 @@
-"""What a verdict and a rule of the grader are. `answers.compare` lists all rules.
-
-A rule carries its own examples, which `tests/unit/tasks/math/test_rules.py` runs, and has a
-measured effect: `python -m lab.experiments.graders.ablate` counts the verdicts that change
-without it.
-"""
+"""What a verdict and a rule of the grader are. `answers.compare` lists all rules."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Two single values compared by math-verify, without what it overlooks.
-
-Imported in grading workers alone: sympy takes seconds and memory that the trainer should not pay.
-"""
+"""Two single values compared by math-verify, without what it overlooks. Imports sympy."""
 
 from __future__ import annotations
 
@@ -89,10 +86,8 @@ def _unless_sympy_fails(rule: Callable[..., Any]) -> Callable[..., Any]:
 def _parse(text: str, real: bool) -> Any:
     """The sympy object that math-verify makes of a whole text, or None.
 
-    `math_verify.parse` looks for anything that it can read inside the text, so that it finds 5 in
-    "surely 5, not 6"; and it hands number-like text to sympy's `parse_expr`, which evaluates
-    Python. The steps below are the ones that it takes for the content of a box, but for its units:
-    it takes the `t` of 2t for one, and everything behind a first `\\text`.
+    Its own `parse` finds 5 in "surely 5, not 6", and hands number-like text to sympy's
+    `parse_expr`, which evaluates Python. It takes the `t` of 2t for a unit. These steps do not.
     """
     parsed = latex2sympy(
         normalize_latex(text, _LATEX),
@@ -111,10 +106,7 @@ def _equal(reference: Any, given: Any) -> bool:
 
 
 def _with_imaginary_unit(reference: Any, given: Any) -> tuple[Any, Any]:
-    """Both with the number i for the letter, where the reference says that it is the number.
-
-    It does where it has no other letter, and where e has i in its exponent.
-    """
+    """Both with the number i for the letter, where the reference has no other letter, or e^i."""
 
     def letters(value: Any) -> set[str]:
         return {symbol.name for symbol in getattr(chain_members(value)[-1], "free_symbols", ())}
@@ -156,8 +148,7 @@ def chain_members(expression: Any) -> list[Any]:
 def inconsistent_chain(expression: Any) -> bool:
     """Whether an answer a = b = c names several values: 4 = 5, or y = 3x = 2x.
 
-    math-verify takes the last side. The first side may be a name, as in y = 2x and f(x) = 2x, and
-    a side with other variables than the last is a formula: A = pi r^2 = 9 pi.
+    The first side may be a name, and a side with other variables than the last is a formula.
     """
     if isinstance(expression, sympy.FiniteSet | sympy.Tuple):
         return any(inconsistent_chain(element) for element in expression.args)
@@ -176,11 +167,7 @@ def inconsistent_chain(expression: Any) -> bool:
 
 
 def value_pair(reference: Any, given: Any) -> tuple[Any, Any] | None:
-    """The two formulas to compare by value; None where that says nothing.
-
-    It says nothing of two equations, unless both say what one name is, and of sets, percentages
-    and names.
-    """
+    """The two formulas to compare by value; None for sets, percentages and names."""
     sides = [chain_members(side) for side in (reference, given)]
     if len(sides[0]) > 1:
         # 11 is no answer to 4a + c = 11.
@@ -235,10 +222,7 @@ def relation_is_interval(reference: Any, given: Any) -> bool | None:
 
 @_unless_sympy_fails
 def equal_up_to_constant(reference: Any, given: Any) -> bool | None:
-    """True where the answer writes the reference's constants of integration as C for c, or c for C.
-
-    Such a constant c stands in a sum u + c v, in which u is not 0 and a variable occurs.
-    """
+    """True where the answer writes the reference's constants of integration c as C, or C as c."""
     pair = value_pair(reference, given)
     if pair is None:
         return None

@@ -31,10 +31,6 @@ def prepare(
 
     Returns:
         Train rows, test rows, and the facts for the manifest and the report.
-
-    Raises:
-        UsageError: no training row is left.
-        DataError: the fraction is outside [0, 1).
     """
     with_gold = [row for row in train if row.golds]
     test_with_gold = [row for row in test or () if row.golds]

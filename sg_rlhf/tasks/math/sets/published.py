@@ -14,15 +14,7 @@ from sg_rlhf.tasks.math.sets.competitions import Competitions
 
 @dataclass(frozen=True)
 class EvalSet:
-    """A published evaluation set: its file, how many rows it has, and where it is from.
-
-    Attributes:
-        name: as the commands take it.
-        file: name in the data folder; the name in the origin's repository is looked for as well.
-        rows: how many problems there are.
-        origin: where it is from, at one commit.
-        title: as in the tables.
-    """
+    """A published evaluation set: its file in the data folder, its rows, and its origin."""
 
     name: str
     file: str
@@ -189,12 +181,7 @@ def all_eval_sets() -> dict[str, EvalSet]:
 
 
 def read_eval_set(name: str, data_dir: str | Path) -> list[MathRow]:
-    """Read an evaluation set from a folder, exactly as it was published.
-
-    Raises:
-        DataError: an unknown name, no file, another file than expected (by SHA-256), or another
-            number of rows; the message says what was expected and where to get it.
-    """
+    """Read an evaluation set exactly as it was published; else a `DataError`."""
     known = all_eval_sets()
     eval_set = known.get(name)
     if eval_set is None:
@@ -228,11 +215,7 @@ def find_eval_file(eval_set: EvalSet, data_dir: Path) -> Path | None:
 
 
 def download_eval_set(eval_set: EvalSet, data_dir: Path) -> Path:
-    """The set's file in `data_dir`, downloaded if it is not there yet.
-
-    Raises:
-        DataError: see `download`.
-    """
+    """The set's file in `data_dir`, downloaded if it is not there yet."""
     found = find_eval_file(eval_set, data_dir)
     if found is not None:
         return found
