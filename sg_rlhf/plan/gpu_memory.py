@@ -1,9 +1,8 @@
-"""Memory of one GPU of a run, bytes: each function a line of the plan, with its formula and source.
+"""Memory of one GPU of a run, bytes: each function is a line of the plan, with its formula.
 
 P is the number of parameters, P' of those that are trained, n of the ranks, V of the vocabulary, T
-of the tokens of a pass. What DeepSpeed does was read in 0.19.8 as OpenRLHF 0.11.2 configures it
-(openrlhf/utils/deepspeed/deepspeed_utils.py: every bucket and limit "auto", which is DeepSpeed's
-default), vLLM in 0.32.0.
+of the tokens of a pass, h the hidden size. Read in DeepSpeed 0.19.8, as OpenRLHF 0.11.2 configures
+it (every bucket and limit is DeepSpeed's default), and in vLLM 0.32.0.
 """
 
 from __future__ import annotations
@@ -59,8 +58,7 @@ def optimizer(run: RunShape) -> float:
 def gradients(run: RunShape) -> float:
     """The shard that accumulates: 2 P' / n (4 with ``ds.grad_accum_dtype=fp32``).
 
-    Under ZeRO-3 it is there from the start (stage3.py, ``grad_partitions_flat_buffer``). With
-    ``ds.adam_offload`` it is on the host, but for ZeRO-2's float32 sums (stage_1_and_2.py,
+    With ``ds.adam_offload`` it is on the host, but for ZeRO-2's float32 sums (stage_1_and_2.py,
     ``_build_compact_grad_partition_buffer``). ZeRO 0 and 1 hold all gradients.
     """
     if run.zero_stage < 2:
@@ -70,11 +68,7 @@ def gradients(run: RunShape) -> float:
 
 
 def reduction(run: RunShape) -> float:
-    """While gradients are reduced: a copy of the bucket, and a gradient that fits in none.
-
-    ``reduce_scatter_coalesced`` concatenates the bucket's shards; the embedding's gradient of
-    2 V h bytes is whole before it is copied or, above the bucket's size, reduced by itself.
-    """
+    """While gradients are reduced: a copy of the bucket, and the embedding's gradient."""
     copy = min(REDUCE_BUCKET, run.trainable) if run.ranks > 1 else 0
     return 2.0 * copy + largest_gradient(run)
 
@@ -85,11 +79,7 @@ def largest_gradient(run: RunShape) -> float:
 
 
 def gathered(run: RunShape) -> float:
-    """Parameters that ZeRO-3 has whole at a time: at most 1e9 of them, 2 bytes each.
-
-    ``stage3_max_live_parameters``, or one tensor that has more; with one rank there is nothing to
-    gather.
-    """
+    """Parameters that ZeRO-3 has whole at a time (``stage3_max_live_parameters``), 2 bytes each."""
     if run.zero_stage < 3 or run.ranks == 1:
         return 0.0
     live = min(run.model.parameters, MAX_LIVE_PARAMETERS)
@@ -97,19 +87,16 @@ def gathered(run: RunShape) -> float:
 
 
 def gathered_in_scoring(run: RunShape) -> float:
-    """As above, and the embedding: 1.29e9 parameters of a 3B and 1.34e9 of a 7B were measured.
-
-    On a software GPU (tests/software_gpu/README.md).
-    """
+    """As above, and the embedding, as measured (tests/software_gpu/README.md)."""
     whole = gathered(run)
     return whole + 2.0 * run.model.head_parameters if whole else 0.0
 
 
 def checkpoints(run: RunShape) -> float:
-    """What a forward pass leaves for the backward pass, without the head.
+    """What a forward pass of L layers leaves for the backward pass, without the head.
 
-    With gradient checkpointing the input of every layer, 2 h T L bytes (arXiv 1604.06174); without
-    it all of :attr:`ModelShape.activation_bytes`. Both: the last norm's, 6h + 4.
+    With gradient checkpointing the layers' inputs, 2 h T L bytes (arXiv 1604.06174); without it
+    :attr:`ModelShape.activation_bytes`. Both: the last norm's, 6h + 4.
     """
     model, tokens = run.model, run.train_pass_tokens
     layer = 2 * model.hidden_size if run.checkpointing else model.activation_bytes
@@ -126,14 +113,11 @@ def recomputed_layer(run: RunShape) -> float:
 def logits_of_update(run: RunShape) -> float:
     """The largest that logits and their gradients are in an update.
 
-    full: fp32 logits of every token, 4 V T bytes a copy (upstream's Actor.forward casts them). When
-    the backward pass begins there are the logits, their gradient, and at T != 1 the gradient
-    divided by the temperature: 3 copies; at T = 1 the gradient in bf16 instead: 2.5. An entropy
-    that is only logged is compiled into one pass and adds none.
-    fused (`sg_rlhf.algo.log_probs.fused_log_probs`): a block's float32 logits and their bf16
-    gradient, the gradient of a block of the head in float32 if the tokens are several blocks, and
-    of every token the hidden state, its float32 gradient and its bf16 one, 8 h T. It answers for
-    response tokens alone; counted are all.
+    full: float32 logits of every token, 4 V T bytes a copy, and their gradient. At temperature 1
+    that is 2.5 copies, else 3 (the gradient once more, divided by the temperature).
+    fused: of a block the float32 logits and their bf16 gradient; the gradient of a block of the
+    head in float32, if there are several blocks; of every token the hidden state and its gradients
+    in float32 and bf16, 8 h T.
     """
     if run.logits == "fused":
         hidden = run.model.hidden_size
@@ -176,10 +160,9 @@ def scoring_layer(run: RunShape) -> float:
 
 
 def optimizer_step(run: RunShape) -> float:
-    """Gradients flattened and in float32, 6 bytes of an entry; ZeRO-3 does 1e9 entries at a time.
+    """Gradients flattened and in float32, 6 bytes an entry (measured: tests/gpu/README.md).
 
-    With ZeRO-2 and 3B on one GPU 63.3 GiB of tensors were measured (tests/gpu/README.md): 2 bytes
-    of weights, 12 of states, 2 of gradients and these 6.
+    ZeRO-3 does 1e9 entries at a time.
     """
     if run.adam_offload:
         return 0.0
@@ -223,15 +206,14 @@ def engine_awake(run: RunShape, hardware: Hardware) -> float:
 
 
 def engine_sequences(hardware: Hardware) -> int:
-    """Sequences that an engine runs at a time. ``vllm.engine_args`` is not read."""
+    """Sequences that an engine runs at a time; ``vllm.engine_args`` is not read."""
     return vllm_settings.sequences_at_a_time(hardware.gpu_memory_gib)
 
 
 def engine_activations(run: RunShape, hardware: Hardware) -> float:
     """What vLLM's profiling run measures: a batch of 8,192 tokens, and the sampler's logits.
 
-    The MLP's widest moment, 6f + 4h bytes a token, and three float32 copies of the logits of all
-    sequences (the model's, processed, sorted or exponentiated).
+    The MLP's widest moment, 6f + 4h bytes a token, and three float32 copies of all logits.
     """
     model = run.model
     wide = 6 * model.intermediate_size / run.engine_tp + 4 * model.hidden_size

@@ -1,4 +1,4 @@
-"""Memory of one node and disk of a run, bytes: each function a line of the plan, with its source.
+"""Memory of one node and disk of a run, bytes: each function is a line of the plan.
 
 Torch takes page-locked memory in powers of two (c10's ``pinned_max_round_threshold``, unlimited by
 default), so a buffer may cost up to twice its size.
@@ -10,8 +10,7 @@ from sg_rlhf.plan.gpu_memory import GIB, SUB_GROUP
 from sg_rlhf.plan.run_shape import RunShape
 
 #: A Python process with torch, DeepSpeed or vLLM, without models: assumed on a GPU's host. On the
-#: CPU they share what they have imported: with it measured runs are planned to -16, -5 and +13 %
-#: (9.1 and 8.0 GiB with SmolLM2-135M in five processes, 3.6 GiB with the tiny model in six).
+#: CPU processes share what they have imported; measured runs are planned to -16, -5 and +13 %.
 PROCESS = 2.5 * GIB
 PROCESS_CPU = 0.55e9
 #: Metrics, samples, pictures, logs of a run. Assumed.
@@ -30,10 +29,9 @@ def engine_gpus_of_node(run: RunShape) -> int:
 
 
 def sleep_backup(run: RunShape) -> float:
-    """vLLM's weights while it sleeps (level 1): a page-locked copy of every allocation.
+    """vLLM's weights while it sleeps: a page-locked copy of every allocation (its cumem.py).
 
-    vllm/device_allocator/cumem.py; torch's CUDA allocator makes one of each tensor above 10 MiB,
-    rounded to 2 MiB. Kept for the next sleep.
+    torch's CUDA allocator makes one of each tensor above 10 MiB, rounded to 2 MiB.
     """
     if not run.engines_sleep:
         return 0.0
@@ -57,11 +55,10 @@ def _backup(size: float) -> float:
 
 
 def optimizer_states(run: RunShape) -> float:
-    """DeepSpeed's states on the host, per node.
+    """DeepSpeed's states on the host, per node; bytes of a parameter.
 
-    ``ds.enable_sleep``: page-locked buffers of master weights and both moments, 4 bytes each, and
-    of the gradient shard, 2, which stay when the states are back on the GPU. ``ds.adam_offload``:
-    the states themselves, 12, page-locked float32 gradients, 4, and the shard, 2.
+    ``ds.enable_sleep``: page-locked master weights and moments, 4 each, and gradients, 2.
+    ``ds.adam_offload``: the states, 12, page-locked float32 gradients, 4, and their shard, 2.
     """
     own = run.trainable / run.ranks
     shard = pinned(run.grad_bytes * own)
@@ -85,10 +82,7 @@ def offloaded_weights(run: RunShape) -> float:
 
 
 def model_file(run: RunShape) -> float:
-    """The model's file in the page cache, once for all loaders of a node.
-
-    transformers and vLLM map it (safetensors); only DeepSpeed's first rank copies from it.
-    """
+    """The model's file in the page cache, once for all that map it (safetensors)."""
     return 2.0 * run.model.parameters
 
 
@@ -98,11 +92,7 @@ def consolidated(run: RunShape) -> float:
 
 
 def object_store(run: RunShape) -> float:
-    """A rollout in Ray's object store (/dev/shm): about 40 bytes a token, twice.
-
-    Ids and masks of 8 bytes, log-probs and advantages of 4; what was put for a call stays until
-    the next.
-    """
+    """A rollout in Ray's object store (/dev/shm): about 40 bytes a token, twice."""
     return 2 * 40.0 * run.samples * run.max_len
 
 
@@ -114,9 +104,8 @@ def processes(run: RunShape) -> float:
 
 
 def deepspeed_folder(run: RunShape) -> float:
-    """A checkpoint to resume from: 12 bytes of each trained parameter.
-
-    Below ZeRO-3 the bf16 weights as well, 2P; of a frozen model under ZeRO-3 too.
+    """A checkpoint to resume from: 12 bytes of each trained parameter; below ZeRO-3, and of a
+    frozen model, the bf16 weights as well, 2P.
     """
     weights = (
         run.weight_bytes * run.model.parameters if run.zero_stage < 3 or run.lora_rank else 0.0

@@ -90,7 +90,8 @@ def fitted(config: Config) -> Config:
             if is_full(summed) <= is_full(best) and summed.seconds <= SLOWER * best.seconds:
                 best = summed
                 break
-    changed = {key: value for key in CHOSEN if (value := best.value(key)) != config.value(key)}
+    settings = best.run.settings
+    changed = {key: settings[key] for key in CHOSEN if settings[key] != config.value(key)}
     if best.run.grad_bytes > run.grad_bytes:
         changed["ds.grad_accum_dtype"] = "fp32"
     return replace(

@@ -1,7 +1,4 @@
-"""Whether a run fits: its phases and its disk beside what a machine has.
-
-The largest phase of a rollout decides.
-"""
+"""Whether a run fits a machine: GPU memory in the largest phase of a rollout, host memory, disk."""
 
 from __future__ import annotations
 
@@ -101,8 +98,7 @@ class MemoryPlan:
 
     @property
     def tight(self) -> list[str]:
-        """Phases that fit and leave less than :data:`TIGHT`; vLLM's share of `sample` is its own
-        limit."""
+        """Phases that leave less than :data:`TIGHT`; `sample` has vLLM's own limit."""
         available = self.hardware.gpu_memory_gib
         return [
             phase

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -69,20 +69,13 @@ class Plan:
         """Of a rollout; infinite where there is no estimate."""
         return self.time.seconds if self.time else math.inf
 
-    def value(self, key: str) -> Any:
-        """What the run has for a recipe's key."""
-        return getattr(
-            self.run, next(f.name for f in fields(RunShape) if f.metadata.get("key") == key)
-        )
-
     def overrides(self, before: RunShape) -> str:
         """The keys that differ from those of another run, as ``key=value``."""
-        keys = {f.metadata["key"]: f.name for f in fields(RunShape) if f.metadata}
-        values = {key: getattr(self.run, name) for key, name in keys.items()}
+        old, new = before.settings, self.run.settings
         return " ".join(
             f"{key}={str(value).lower() if isinstance(value, bool) else value}"
-            for key, value in values.items()
-            if value != getattr(before, keys[key])
+            for key, value in new.items()
+            if value != old[key]
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -169,10 +162,9 @@ def fastest_update(
     assumptions: Assumptions = DEFAULT,
     fixed: Collection[str] = (),
 ) -> Plan | None:
-    """The fastest settings of the trainer that fit; None if none fits.
+    """The fastest ZeRO stage, offload, recomputation and micro-batches that fit; None if none fits.
 
-    Tried are lower ZeRO stages, offload, recomputed layers and larger micro-batches, but for the
-    keys in ``fixed``.
+    Those whose keys are in ``fixed`` stay.
     """
 
     def values(key: str, current: Any, *others: Any) -> list[Any]:

@@ -92,6 +92,11 @@ class RunShape:
     best: bool  # ckpt.best_metric_key is set
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """The fields that have the value of a recipe's key, by that key."""
+        return {f.metadata["key"]: getattr(self, f.name) for f in fields(self) if f.metadata}
+
+    @property
     def ranks(self) -> int:
         """GPUs of the policy."""
         return self.nodes * self.gpus_per_node

@@ -71,13 +71,11 @@ class ModelShape:
     def activation_bytes(self) -> int:
         """What autograd keeps of one layer for its backward pass, bytes per token in bf16.
 
-        By tensor, with h hidden, q and k the widths of queries and of keys, f of the MLP: each of
-        the two norms its input and its square root in float32 (4h + 4), the normalized input (2h)
-        and its product with the weight (2h), which the projections read; attention its queries,
-        keys, values and output (4q + 4k) and a float32 number per head; the MLP gate, its
-        activation, the other branch and their product (8f); a norm of queries and keys, 6 of their
-        bytes and a number per head. Inputs that a residual adds are none of them. Equal, to the
-        byte, to what ``torch.autograd.graph.saved_tensors_hooks`` sees.
+        A norm: its input and square root in float32, 4h + 4; the normalized input and its product
+        with the weight, 4h. Attention: queries, keys, values and output, 4q + 4k, and a float32
+        number per head. MLP: gate, activation, other branch and product, 8f. A norm of queries and
+        keys: 6 of their bytes and a number per head. Equal, to the byte, to what
+        ``torch.autograd.graph.saved_tensors_hooks`` sees.
         """
         queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         norms = 2 * (8 * self.hidden_size + 4)

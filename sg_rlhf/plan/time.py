@@ -1,9 +1,8 @@
 """Estimate how long a rollout step takes: what the hardware could do, times a share, plus overhead.
 
-Every constant is in :class:`Assumptions`, with its source. Two rollout steps were measured on one
-GPU (tests/gpu/README.md), of 0.5B and 3B parameters, and micro-batches of 3B under two ZeRO stages
-(lab/bench/results/zero_stages.json). Links, networks and several GPUs are assumed. A run writes its
-measured times next to the estimate.
+Every constant is in :class:`Assumptions`. Measured were rollout steps of 0.5B and 3B parameters on
+one GPU (tests/gpu/README.md) and micro-batches of 3B (lab/bench/results/zero_stages.json). Links,
+networks and several GPUs are assumed.
 """
 
 from __future__ import annotations
@@ -210,11 +209,7 @@ def time_plan(
 
 
 def limits(run: RunShape, hardware: Hardware, given: Assumptions = DEFAULT) -> dict[str, float]:
-    """Seconds of each part at the data sheet's figures, with nothing but the work itself.
-
-    All of the bf16 peak, of the memory's bandwidth and of the links; no Python, no waiting, nothing
-    computed twice, gradients summed on the GPU. Responses have the same lengths.
-    """
+    """Seconds of each part at the data sheet's figures: no Python, no waiting, nothing twice."""
     ideal = replace(
         given, mfu=1.0, prefill_mfu=1.0, bandwidth=1.0, link=1.0, gathered_layer_seconds=0.0,
         layer_seconds=0.0, gradient_seconds=0.0, step_seconds=0.0, eager_layer_seconds=0.0,
@@ -277,13 +272,11 @@ def decoding(
 ) -> tuple[float, float]:  # fmt: skip
     """Decoding steps of an engine in a rollout, and the bytes that each of its GPUs reads in them.
 
-    A step reads the weights. A generated token reads the keys and values of its prompt and, on
-    average, of half of its response.
+    A step reads the weights; a generated token reads the keys and values of its prompt and of half
+    of its response.
 
     Args:
-        prompt: mean tokens of a prompt.
-        mean: mean tokens of a response.
-        longest: tokens of the longest response.
+        prompt, mean, longest: tokens of a prompt, of a response (both means), of the longest one.
         written: share of a response that the model writes.
     """
     of_engine = -(-run.samples // run.engines)
@@ -296,20 +289,14 @@ def decoding(
 
 
 def update_flops(run: RunShape, samples: float, tokens: float) -> float:
-    """FLOPs of forward and backward passes over a rollout, nothing computed twice: 6P a token.
-
-    Args:
-        samples: responses.
-        tokens: mean tokens of one with its prompt.
-    """
+    """FLOPs of forward and backward passes over a rollout of so many samples: 6P a token."""
     return 3 * run.epochs * samples * sequence_flops(run.model, tokens)
 
 
 def collective(run: RunShape, hardware: Hardware, size: float, given: Assumptions) -> float:
-    """Seconds in which every rank gathers ``size`` bytes that all ranks share, or reduces them.
+    """Seconds in which every rank gathers or reduces ``size`` bytes that all ranks share.
 
-    Within a node every GPU receives all of it over its link; between nodes the network interfaces
-    of a node's GPUs share it.
+    A GPU receives all of it over its link; the network interfaces of a node share it.
     """
     if run.ranks == 1:
         return 0.0
@@ -393,24 +380,17 @@ def update(run: RunShape, hardware: Hardware, given: Assumptions = DEFAULT) -> f
 
 
 def gradient_transfers(run: RunShape) -> int:
-    """How often a gradient crosses PCIe in each micro-batch.
+    """How often a gradient crosses PCIe in each micro-batch (lab/bench/results/update_costs.json).
 
-    With ``ds.adam_offload`` the sum of the gradients is in host memory. ZeRO-3 brings it to the GPU
-    and back in each micro-batch (stage3.py, ``partition_grads``), and so does ZeRO-2
-    (stage_1_and_2.py, ``async_accumulate_grad_in_cpu_via_gpu``). ZeRO-2 keeps float32 sums on the
-    GPU, and ZeRO-1 all sums: there they cross once in an optimizer step. Counted in
-    lab/bench/results/update_costs.json.
+    With ``ds.adam_offload`` ZeRO-3 and ZeRO-2 bring the sums to the GPU and back. ZeRO-2 keeps
+    float32 sums on the GPU, and ZeRO-1 all sums.
     """
     on_gpu = run.zero_stage < 2 or (run.zero_stage == 2 and run.grad_bytes > run.weight_bytes)
     return 0 if on_gpu or not run.adam_offload else 2
 
 
 def optimizer_steps(run: RunShape, hardware: Hardware, given: Assumptions = DEFAULT) -> float:
-    """Adam reads and writes 28 bytes a parameter: of the GPU's memory, or of the node's.
-
-    With ``ds.adam_offload`` float32 gradients and 16-bit weights cross PCIe as well, 6 bytes a
-    parameter.
-    """
+    """Adam reads and writes 28 bytes a parameter; with ``ds.adam_offload`` 6 cross PCIe."""
     own = run.trainable / run.ranks
     if run.adam_offload:
         on_host = 28 * own * run.gpus_per_node / (given.host_bandwidth * 1e9)
@@ -425,8 +405,7 @@ def optimizer_steps(run: RunShape, hardware: Hardware, given: Assumptions = DEFA
 def weight_sync(run: RunShape, hardware: Hardware, given: Assumptions = DEFAULT) -> float:
     """All weights gathered and sent in buckets, each with a remote call to each engine.
 
-    A bucket passes 6 times through the GPU's memory: packed and loaded, 2 each, its sums formed on
-    both sides.
+    A bucket passes 6 times through the GPU's memory: packed, loaded, summed on both sides.
     """
     size = 2 * run.model.parameters
     seconds = collective(run, hardware, size, given) if run.zero_stage == 3 else 0.0

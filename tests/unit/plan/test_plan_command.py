@@ -1,4 +1,4 @@
-"""``python -m sg_rlhf.plan``, the plan of a dry run, and what a run writes of it."""
+"""`sg-rlhf plan`, and the settings that the plan chooses."""
 
 from __future__ import annotations
 
