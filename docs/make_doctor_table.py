@@ -3,7 +3,7 @@
     python docs/make_doctor_table.py [--check]
 
 Rows are the machines of tests/unit/doctor/machines, columns are recipes. A cell has the exit status
-of ``sg-rlhf doctor --facts MACHINE --config RECIPE`` and the checks that caused it.
+of ``sg-rlhf doctor --config RECIPE`` on that machine and the checks that caused it.
 ``--check`` writes nothing and fails if the table is out of date.
 """
 
@@ -16,7 +16,8 @@ from made_tables import main
 from sg_rlhf.doctor import recipe
 from sg_rlhf.doctor.check import FAILED, WARNING, Check, exit_status
 from sg_rlhf.doctor.checks import check, of_hardware
-from sg_rlhf.machine.facts import Facts, read
+from sg_rlhf.machine.facts import Facts
+from sg_rlhf.plan.load import load_fitted
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "troubleshooting.md"
@@ -33,15 +34,16 @@ RECIPES = {
 
 def machines() -> dict[str, Facts]:
     """The described machines, by name."""
-    return {file.stem: read(file) for file in sorted(MACHINES.glob("*.json"))}
+    files = sorted(MACHINES.glob("*.json"))
+    return {file.stem: Facts.model_validate_json(file.read_text()) for file in files}
 
 
 def judge(facts: Facts, config: str) -> list[Check]:
     """All checks of a machine, in general or for a recipe."""
     if not config:
         return check(facts, of_hardware(""))
-    run = recipe.load([str(ROOT / "configs" / config)], [], "runs/first", here=False)
-    needs, more = recipe.judge(run, facts)
+    run = load_fitted([str(ROOT / "configs" / config)])
+    needs, more = recipe.judge(run, facts, cached=False)
     return [*check(facts, needs), *more]
 
 

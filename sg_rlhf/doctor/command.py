@@ -2,7 +2,7 @@
 
 Each line says what was found, what is needed and what to do. Checked are GPUs, driver, memory,
 shared memory, disk, compiler and cores. With a recipe, its memory plan, files, model and servers
-are checked too. Before the installation, `python3 -m sg_rlhf.doctor` checks driver and GPUs alone.
+are checked too. Before the installation, `python3 -m sg_rlhf.doctor.preflight` checks driver and GPUs.
 Exit status: 0 fine, 1 works with warnings, 2 cannot work.
 """
 
@@ -25,9 +25,10 @@ from sg_rlhf.doctor import recipe
 from sg_rlhf.doctor.check import FAILED, OK, SKIPPED, WARNING, Check, exit_status
 from sg_rlhf.doctor.checks import Needs, check, of_hardware
 from sg_rlhf.machine import names
-from sg_rlhf.machine.facts import Facts, read
+from sg_rlhf.machine.facts import Facts
 from sg_rlhf.machine.gather import gather
 from sg_rlhf.machine.gpus import hardware_name
+from sg_rlhf.plan.load import load_run
 
 EXAMPLES = """\
 examples:
@@ -35,9 +36,6 @@ examples:
     sg-rlhf doctor
   check it for a recipe: GPUs, memory, disk for checkpoints, model and data
     sg-rlhf doctor --config configs/kk/grpo_qwen2.5-3b-instruct.yaml --hardware 8x80gb
-  check another machine: collect its facts there, check them here
-    sg-rlhf doctor --json > machine.json
-    sg-rlhf doctor --facts machine.json --config configs/kk/grpo_1xgpu.yaml
 
 SG_HARDWARE=8x80gb requires such hardware, SG_HARDWARE=cpu none.
 docs/troubleshooting.md lists every check.
@@ -62,9 +60,6 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         help="run directory, whose disk is checked (default: runs/<domain>_<recipe>)",
     )
     parser.add_argument("--json", action="store_true", help="print facts and checks as JSON")
-    parser.add_argument(
-        "--facts", metavar="FILE", help="check the machine that this JSON file describes"
-    )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="recipe keys to override")
     # Intermixed: overrides may come before and after options.
     return parser.parse_intermixed_args(argv)
@@ -76,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
     try:
         facts, needs, checks = _look(arguments)
-    except ValueError as error:  # a recipe, a description or SG_HARDWARE
+    except ValueError as error:  # a recipe or SG_HARDWARE
         print(f"error: {error}", file=sys.stderr)
         return 2
     if arguments.json:
@@ -95,16 +90,14 @@ def _look(arguments: argparse.Namespace) -> tuple[Facts, Needs, list[Check]]:
         ValueError: one line for the user.
     """
     needs = of_hardware(os.environ.get("SG_HARDWARE", ""))  # also refuses a wrong name
-    described = read(Path(arguments.facts)) if arguments.facts else None
     if not arguments.config and not arguments.overrides:
-        facts = described or gather(Path(arguments.run_dir or "runs"))
+        facts = gather(Path(arguments.run_dir or "runs"))
         return facts, needs, check(facts, needs)
-    files, here = arguments.config or [], described is None
-    run = recipe.load(files, arguments.overrides, arguments.run_dir, here=here)
-    facts = described or gather(run.run_dir)
-    needs, plan = recipe.judge(run, facts)
-    inputs = recipe.inputs(run) if here else []
-    return facts, needs, [*check(facts, needs), *plan, *inputs]
+    config = load_run(arguments.config or [], arguments.overrides, arguments.run_dir)
+    facts = gather(Path(config.sg.run_dir or "."))
+    cached = recipe.cached_model(*recipe.model_of(config)) is not None
+    needs, plan = recipe.judge(config, facts, cached=cached)
+    return facts, needs, [*check(facts, needs), *plan, *recipe.inputs(config, cached=cached)]
 
 
 def use_colour(stream: TextIO) -> bool:

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -24,7 +22,6 @@ from sg_rlhf.machine.facts import Facts
 from sg_rlhf.machine.gather import gather
 from sg_rlhf.machine.hardware import of_machine
 from sg_rlhf.machine.names import SIZES, size_of
-from sg_rlhf.plan.load import load_run
 from sg_rlhf.plan.memory import MemoryPlan
 from sg_rlhf.plan.phases import DOWNLOAD, PROCESSES
 from sg_rlhf.plan.run_shape import run_shape
@@ -35,63 +32,34 @@ HUB_SECONDS = 5.0
 SKIP = "SG_SKIP_DOCTOR"
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """A recipe with its run directory."""
-
-    config: Config
-    without_gpus: bool  # the run will not use GPUs, even if there are some
-    here: bool = True  # for this machine, and not for one that is described
-
-    @property
-    def run_dir(self) -> Path:
-        """The run directory, absolute."""
-        return Path(self.config.sg.run_dir or ".")
-
-    @property
-    def model(self) -> str:
-        """Id or folder of the policy."""
-        key = "actor.model_name_or_path"
-        return local_path(key, str(self.config.value(key) or ""))
-
-    @property
-    def revision(self) -> str | None:
-        """Its commit, tag or branch; None for the hub's default."""
-        return self.config.sg.model_revision
-
-    @cached_property
-    def cached(self) -> bool:
-        """Whether the machine has the model in its cache; of a described one it is not known."""
-        return self.here and cached_model(self.model, self.revision) is not None
+def model_of(config: Config) -> tuple[str, str | None]:
+    """Id or folder of the policy, and its commit, tag or branch on the hub if one is set."""
+    key = "actor.model_name_or_path"
+    return local_path(key, str(config.value(key) or "")), config.sg.model_revision
 
 
-def load(
-    files: Sequence[str], overrides: Sequence[str], run_dir: str | None, *, here: bool = True
-) -> Recipe:
-    """Load a recipe as `sg_rlhf.train` does.
-
-    Raises:
-        ConfigError: one line naming the file, the key, the value and what was expected.
-    """
-    config = load_run(files, overrides, run_dir)
-    without = config.value("vllm.sync_backend") == "gloo"
-    return Recipe(config, without, here)
+def for_gpus(config: Config) -> bool:
+    """Whether the run uses GPUs; another one leaves those that are here alone."""
+    return bool(config.value("vllm.sync_backend") != "gloo")
 
 
-def judge(recipe: Recipe, facts: Facts) -> tuple[Needs, list[Check]]:
+def judge(config: Config, facts: Facts, *, cached: bool) -> tuple[Needs, list[Check]]:
     """The recipe's needs, and the check of its memory plan on a machine.
+
+    Args:
+        cached: whether the model is in the hub's cache.
 
     Raises:
         ConfigError: the model is a module that is not installed.
     """
     needs = Needs(
-        gpus=0 if recipe.without_gpus else gpus_per_node(recipe.config),
-        nodes=recipe.config.value("actor.num_nodes") or 1,
+        gpus=gpus_per_node(config) if for_gpus(config) else 0,
+        nodes=config.value("actor.num_nodes") or 1,
         recipe=True,
     )
     unknown = "this model's shape is not known here"
     try:
-        shape = run_shape(recipe.config)
+        shape = run_shape(config)
     except ConfigError:
         raise
     except ValueError as error:  # a model of another kind
@@ -106,7 +74,7 @@ def judge(recipe: Recipe, facts: Facts) -> tuple[Needs, list[Check]]:
     needs = replace(
         needs,
         host_gib=host,
-        download_gb=0.0 if recipe.cached else download,
+        download_gb=0.0 if cached else download,
         run_gb=plan.disk_gb - download,
     )
     return needs, [_memory(plan, facts, needs)] if needs.gpus else []
@@ -136,20 +104,20 @@ def _memory(plan: MemoryPlan, facts: Facts, needs: Needs) -> Check:
     return Check("memory plan", status, found, needed, "; ".join(mine))
 
 
-def inputs(recipe: Recipe) -> list[Check]:
+def inputs(config: Config, *, cached: bool) -> list[Check]:
     """The settings, files, servers and model of the recipe, as a run on this machine checks them.
 
     Raises:
         ConfigError: a file that is here would stop the run.
     """
-    found = [Check("recipe", FAILED, line) for line in problems(recipe.config)]
-    missing, _ = input_files.look(recipe.config)
+    found = [Check("recipe", FAILED, line) for line in problems(config)]
+    missing, _ = input_files.look(config)
     found += [Check("file", WARNING, "missing", remedy=line) for line in missing]
     try:
-        domain_settings.check(recipe.config.sg.domains)
+        domain_settings.check(config.sg.domains)
     except ConfigError as error:
         found.append(Check("server", WARNING, "no answer", remedy=str(error)))
-    hub = model(recipe.model, recipe.revision, cached=recipe.cached)
+    hub = model(*model_of(config), cached=cached)
     return [*found, hub] if hub else found
 
 
@@ -211,16 +179,16 @@ def before_run(config: Config) -> list[str]:
     Raises:
         UnfitMachine: the run cannot work here.
     """
-    platform, for_gpus = os.environ.get("SG_PLATFORM"), config.value("vllm.sync_backend") != "gloo"
-    if os.environ.get(SKIP) == "1" or (platform == "cpu" and for_gpus):
+    platform = os.environ.get("SG_PLATFORM")
+    if os.environ.get(SKIP) == "1" or (platform == "cpu" and for_gpus(config)):
         return []  # the latter is refused elsewhere, setting by setting, each with its remedy
-    run = Recipe(config, without_gpus=not for_gpus and platform != "cuda")
-    facts = gather(run.run_dir)
-    if for_gpus and not facts.gpus and not facts.gpu_problem and platform != "cuda":
+    facts = gather(Path(config.sg.run_dir or "."))
+    if for_gpus(config) and not facts.gpus and not facts.gpu_problem and platform != "cuda":
         return []  # as above
-    needs, more = judge(run, facts)
+    cached = cached_model(*model_of(config)) is not None
+    needs, more = judge(config, facts, cached=cached)
     # The run checks the recipe's files and servers itself.
-    hub = model(run.model, run.revision, cached=run.cached)
+    hub = model(*model_of(config), cached=cached)
     checks = [*check(facts, needs), *more, *([hub] if hub else [])]
     failed = [item.line() for item in checks if item.status == FAILED]
     if failed:

@@ -12,24 +12,25 @@ from sg_rlhf.doctor import preflight
 from sg_rlhf.doctor.check import FAILED, OK, SKIPPED, WARNING, Check, exit_status
 from sg_rlhf.doctor.checks import Needs, check, of_hardware
 from sg_rlhf.doctor.command import table
-from sg_rlhf.doctor.recipe import judge, load
-from sg_rlhf.machine.facts import Disk, Facts, Gpu, read
+from sg_rlhf.doctor.recipe import judge
+from sg_rlhf.machine.facts import Disk, Facts, Gpu
 from sg_rlhf.machine.hardware import named as named_hardware
 from sg_rlhf.plan.memory import MemoryPlan
+from sg_rlhf.plan.load import load_fitted
 from sg_rlhf.plan.phases import DOWNLOAD, PROCESSES
 from sg_rlhf.plan.run_shape import run_shape
+from tests.unit.doctor.described import NAMES, described
 
 ROOT = Path(__file__).parents[3]
-MACHINES = Path(__file__).parent / "machines"
 H100 = Gpu("NVIDIA H100 80GB HBM3", 81559, "9.0", 1)
-EIGHT = read(MACHINES / "h100x8.json")
+EIGHT = described("h100x8")
 
 
 def checks_of(machine: Facts, config: str = "", *overrides: str) -> list[Check]:
     if not config:
         return check(machine, of_hardware(""))
-    run = load([str(ROOT / "configs" / config)], overrides, "runs/first", here=False)
-    needs, more = judge(run, machine)
+    run = load_fitted([str(ROOT / "configs" / config)], overrides)
+    needs, more = judge(run, machine, cached=False)
     return [*check(machine, needs), *more]
 
 
@@ -54,7 +55,7 @@ def named(checks: list[Check], status: str) -> list[str]:
     ],
 )
 def test_machines_in_general(machine: str, failed: list[str], warned: list[str]) -> None:
-    checks = checks_of(read(MACHINES / f"{machine}.json"))
+    checks = checks_of(described(machine))
     assert (named(checks, FAILED), named(checks, WARNING)) == (failed, warned)
 
 
@@ -74,19 +75,19 @@ SEVEN = "kk/grpo_sg_qwen2.5-7b-instruct-1m.yaml"
     ],
 )
 def test_why_the_papers_7b_recipe_cannot_run(machine: str, reason: str) -> None:
-    checks = checks_of(read(MACHINES / f"{machine}.json"), SEVEN)
+    checks = checks_of(described(machine), SEVEN)
     assert reason in named(checks, FAILED) and exit_status(checks) == 2
 
 
 @pytest.mark.parametrize("machine", ["h100x8", "a100-80x8", "b200x8"])
 def test_where_the_papers_7b_recipe_runs(machine: str) -> None:
-    checks = checks_of(read(MACHINES / f"{machine}.json"), SEVEN)
+    checks = checks_of(described(machine), SEVEN)
     assert named(checks, FAILED) == []
 
 
 def test_the_small_model_runs_without_gpus_and_beside_bad_ones() -> None:
     for machine in ("cpu-2cores", "driver-550", "h100x8"):
-        checks = checks_of(read(MACHINES / f"{machine}.json"), "kk/grpo_sg_tiny_cpu.yaml")
+        checks = checks_of(described(machine), "kk/grpo_sg_tiny_cpu.yaml")
         assert exit_status(checks) == 0, machine
         assert next(one for one in checks if one.name == "GPUs").status == SKIPPED
 
@@ -127,10 +128,10 @@ def test_names_of_hardware() -> None:
 
 
 def test_hardware_by_name_asks_for_so_many_of_such_a_size() -> None:
-    four = read(MACHINES / "h100x4.json")
+    four = described("h100x4")
     assert named(check(four, of_hardware("8x80gb")), FAILED) == ["GPUs"]
     assert named(check(four, of_hardware("4x80gb")), FAILED) == []
-    forty = read(MACHINES / "a100-40x8.json")
+    forty = described("a100-40x8")
     (found,) = [one for one in check(forty, of_hardware("8x80gb")) if one.status == FAILED]
     assert found.name == "GPUs" and "SG_HARDWARE=8x40gb" in found.remedy
 
@@ -229,8 +230,8 @@ def test_a_compiler() -> None:
 
 
 def test_nothing_is_to_do_where_all_is_well(tmp_path: Path) -> None:
-    for machine in sorted(MACHINES.glob("*.json")):
-        for one in check(read(machine), of_hardware("")):
+    for machine in NAMES:
+        for one in check(described(machine), of_hardware("")):
             assert one.status != OK or not one.remedy
     rows = table([Check("GPUs", OK, "none", "any number", remark="the small models")], colour=False)
     assert rows[1].endswith("any number  (the small models)")
@@ -248,22 +249,21 @@ def test_a_model_that_no_plan_knows(tmp_path: Path) -> None:
 
 
 def test_lines_of_the_plan_that_are_judged_apart() -> None:
-    run = load([str(ROOT / "configs" / SEVEN)], [], None, here=False)
-    shape = run_shape(run.config)
+    run = load_fitted([str(ROOT / "configs" / SEVEN)])
+    shape = run_shape(run)
     assert shape is not None
     plan = MemoryPlan(shape, named_hardware("8x80gb"))
     assert plan.disk[DOWNLOAD] > 15e9 and PROCESSES in plan.host
-    needs, _ = judge(run, EIGHT)
+    needs, _ = judge(run, EIGHT, cached=False)
     assert needs.download_gb == pytest.approx(15.2, abs=0.1)
     assert needs.run_gb == pytest.approx(plan.disk_gb - needs.download_gb)
-    cpu, _ = judge(
-        load([str(ROOT / "configs" / "kk" / "grpo_sg_tiny_cpu.yaml")], [], None, here=False), EIGHT
-    )
+    tiny = load_fitted([str(ROOT / "configs" / "kk" / "grpo_sg_tiny_cpu.yaml")])
+    cpu, _ = judge(tiny, EIGHT, cached=False)
     assert cpu.host_gib == machine_checks.CPU_HOST_GIB
 
 
 def test_a_cluster_is_not_judged_by_the_drivers_node() -> None:
-    login = read(MACHINES / "cpu-2cores.json").model_copy(update={"ray_address": "10.0.0.1:6379"})
+    login = described("cpu-2cores").model_copy(update={"ray_address": "10.0.0.1:6379"})
     checks = checks_of(login, SEVEN)
     assert checks[0].name == "machine" and checks[0].status == SKIPPED
     assert not {"GPUs", "host memory", "disk", "/dev/shm"} & {one.name for one in checks}

@@ -14,13 +14,14 @@ from sg_rlhf.config import load_config
 from sg_rlhf.doctor import recipe
 from sg_rlhf.doctor.check import FAILED, OK, WARNING, Check
 from sg_rlhf.doctor.recipe import UnfitMachine, before_run
-from sg_rlhf.machine.facts import Facts, read
+from sg_rlhf.machine.facts import Facts
 from sg_rlhf.machine.gpus import detect
+from sg_rlhf.plan.load import load_fitted
 from sg_rlhf.train import main
+from tests.unit.doctor.described import described
 from tests.unit.machine.fake_nvml import H100, install
 
 ROOT = Path(__file__).parents[3]
-MACHINES = Path(__file__).parent / "machines"
 TINY = ROOT / "configs" / "kk" / "grpo_sg_tiny_cpu.yaml"
 THREE = ROOT / "configs" / "kk" / "grpo_sg_qwen2.5-3b-instruct.yaml"
 MODEL = "org/name"
@@ -110,13 +111,12 @@ def test_a_model_in_the_cache_by_its_revision(hub: Path) -> None:
 
 
 def test_what_a_run_would_refuse_is_listed() -> None:
-    run = recipe.load(
+    config = load_fitted(
         [str(ROOT / "configs" / "search" / "grpo_sg_tiny_cpu.yaml")],
         ["data.prompt_dataset=data/none.jsonl", "sg.search.url=http://127.0.0.1:9/retrieve",
          "rollout.top_p=0.9"],
-        None,
     )  # fmt: skip
-    found = recipe.inputs(run)
+    found = recipe.inputs(config, cached=False)
 
     def said(name: str, status: str) -> str:
         return "\n".join(c.remedy or c.found for c in found if (c.name, c.status) == (name, status))
@@ -193,18 +193,17 @@ def judged(
 
 
 def test_machines_that_fit_and_that_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    facts = {file.stem: read(file) for file in MACHINES.glob("*.json")}
-    assert judged(monkeypatch, facts["h100x8"], THREE) == []
+    assert judged(monkeypatch, described("h100x8"), THREE) == []
     with pytest.raises(UnfitMachine, match=r"^/dev/shm: found 64 MiB free, needed: 9,537 MiB for"):
-        judged(monkeypatch, facts["shm-64mb"], THREE)
+        judged(monkeypatch, described("shm-64mb"), THREE)
     with pytest.raises(UnfitMachine, match=r"^host memory: found 128 GiB \(the cgroup's limit"):
-        judged(monkeypatch, facts["host-128gb"], THREE)
-    (warning,) = judged(monkeypatch, facts["shm-64mb"], TINY)
+        judged(monkeypatch, described("host-128gb"), THREE)
+    (warning,) = judged(monkeypatch, described("shm-64mb"), TINY)
     assert warning.startswith("/dev/shm: found 64 MiB free, needed: 512 MiB for Ray: Ray keeps")
 
 
 def test_on_a_cluster_the_drivers_node_may_have_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    login = read(MACHINES / "cpu-2cores.json").model_copy(update={"ray_address": "10.0.0.1:6379"})
+    login = described("cpu-2cores").model_copy(update={"ray_address": "10.0.0.1:6379"})
     monkeypatch.setenv("SG_PLATFORM", "cuda")
     assert judged(monkeypatch, login, THREE) == []
     gated = Check("model", FAILED, "gated, and not for this token", "org/gated")

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from sg_rlhf.machine import gather as gathering
-from sg_rlhf.machine.facts import Facts, FactsError, read
+from sg_rlhf.machine.facts import Facts
 from sg_rlhf.machine.gather import gather
+from tests.unit.doctor.described import NAMES, described
 from tests.unit.machine.fake_nvml import H100, install
-
-MACHINES = Path(__file__).parents[1] / "doctor" / "machines"
 
 
 def test_this_machine(tmp_path: Path) -> None:
@@ -53,44 +50,7 @@ def test_what_a_run_directory_has_already(tmp_path: Path) -> None:
 
 
 def test_the_machines_that_are_described() -> None:
-    for file in MACHINES.glob("*.json"):
-        found = read(file)
+    for name in NAMES:
+        found = described(name)
         assert found.gpus is not None and found.memory_gib and found.disks
         assert Facts.model_validate_json(found.model_dump_json()) == found
-
-
-def test_keys_of_other_versions_are_ignored(tmp_path: Path) -> None:
-    file = tmp_path / "machine.json"
-    file.write_text(json.dumps({"cores": 8, "ports_in_use": [], "python": {"version": "3.11.7"}}))
-    assert read(file) == Facts(cores=8)
-
-
-@pytest.mark.parametrize(
-    ("found", "message"),
-    [
-        ([], "Input should be an object"),
-        ({"driver": "five"}, "driver"),
-        ({"gpus": "H100"}, "gpus=H100: Input should be a valid array"),
-        ({"gpus": [{"name": "H100"}]}, "gpus.0.memory_mib"),
-        ({"host_memory_gib": -1}, "host_memory_gib=-1: Input should be greater than or equal to 0"),
-        ({"host_memory_gib": float("nan")}, "host_memory_gib=nan"),
-        ({"cores": 2.5}, "cores=2.5: Input should be a valid integer"),
-        ({"nvlink": "yes"}, "nvlink=yes: Input should be 'all', 'some' or 'none'"),
-        ({"disks": [{"path": "/", "free_gb": 1}]}, "disks.0.holds"),
-    ],
-)
-def test_what_is_wrong_is_one_line(tmp_path: Path, found: Any, message: str) -> None:
-    file = tmp_path / "machine.json"
-    file.write_text(json.dumps(found))
-    with pytest.raises(FactsError) as raised:
-        read(file)
-    assert str(raised.value).startswith(f"--facts {file}: ")
-    assert message in str(raised.value) and "\n" not in str(raised.value)
-
-
-def test_a_file_that_is_none(tmp_path: Path) -> None:
-    with pytest.raises(FactsError, match="cannot be read as JSON: No such file"):
-        read(tmp_path / "none.json")
-    (tmp_path / "broken.json").write_text('{"gpus": [')
-    with pytest.raises(FactsError, match=r"broken.json: Invalid JSON: EOF"):
-        read(tmp_path / "broken.json")
