@@ -8,4 +8,4 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 ./scripts/bootstrap.sh
-exec .venv/bin/python -m sg_rlhf.run kk "$@"
+exec .venv/bin/sg-rlhf run kk "$@"

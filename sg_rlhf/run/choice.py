@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sg_rlhf.common import resources
-from sg_rlhf.config import Config, load_config
+from sg_rlhf.config import load_config
 from sg_rlhf.config.builtin_recipes import ALGORITHM, HARDWARE, short_name
 from sg_rlhf.launch import data_commands
 from sg_rlhf.machine import names
@@ -27,9 +27,6 @@ ALGORITHMS = dict.fromkeys(RECIPES, "grpo_sg") | {"arithmetic": ""}
 MODEL_FOLDERS = {
     "HuggingFaceTB/SmolLM2-135M-Instruct": ("smollm2-135m", "data/smollm2-135m"),
 }
-#: Share of 170k questions for `test`: an evaluation then costs about as much as a rollout step.
-TEST_FRACTION = "0.003"
-ENCYCLOPEDIA = "--source encyclopedia --generate people=200 towns=48 seed=0"
 
 
 class ChoiceError(ValueError):
@@ -57,14 +54,13 @@ class Choice:
     run_dir: str
     data: tuple[str, ...]  # arguments of sg-rlhf data; () if the data is the user's own
     model: tuple[str, ...]  # the same for the model; () if nothing is made for it
-    overrides: tuple[str, ...]  # that follow from the data; the user's are not in it
     remarks: tuple[str, ...]  # for the user
-    on_gpus: bool  # whether the machine has GPUs, or is to have
+    retriever: bool  # whether the run starts one, over the corpus of the data
 
     @property
-    def folder(self) -> Path | None:
-        """The folder of the data; None for the user's own."""
-        return _folder(self.data) if self.data else None
+    def folder(self) -> Path:
+        """The folder of the data that is made."""
+        return _folder(self.data)
 
     @property
     def model_overrides(self) -> list[str]:
@@ -148,12 +144,18 @@ def choose(request: Request) -> Choice:
         published = f"--config {parts[0].replace('grpo_sg_', 'grpo_')} --algorithm grpo_sg"
         remarks.append(f"grpo_sg with U = 1.2 for the tiny model; the published 1.4: {published}")
     config = load_config(parts, tuple(request.overrides))
-    data, overrides = _data(request, config)
+    prompts = str(config.value("data.prompt_dataset") or f"data/{request.domain}/train.jsonl")
+    data = data_commands.COMMANDS.get(str(Path(prompts).parent), "").split()
+    retriever = request.domain == "search" and "sg.search.url" not in config.origin
+    if retriever and not data:
+        raise ChoiceError(
+            "name a search engine: sg.search.url=http://HOST:PORT/retrieve; `sg-rlhf serve` is one"
+        )
     known = MODEL_FOLDERS.get(str(config.value("actor.model_name_or_path")))
     model = ("model", known[0], "--out", known[1]) if known else ()
     return Choice(
         parts=tuple(parts), run_dir=request.run_dir or f"runs/{name}", data=tuple(data),
-        model=model, overrides=tuple(overrides), remarks=tuple(remarks), on_gpus=bool(layout.gpus),
+        model=model, remarks=tuple(remarks), retriever=retriever,
     )  # fmt: skip
 
 
@@ -191,57 +193,3 @@ def _takes_hardware(request: Request, recipe: str) -> bool:
     if recipe.endswith("_cpu.yaml"):
         return False
     return recipe.startswith(("configs/", "./configs/")) or bool(request.hardware)
-
-
-def _data(request: Request, config: Config) -> tuple[list[str], list[str]]:
-    """Arguments of ``sg-rlhf data``, and the overrides that name its files."""
-    prompts = str(config.value("data.prompt_dataset") or f"data/{request.domain}/train.jsonl")
-    folder = str(Path(prompts).parent)
-    known = data_commands.COMMANDS.get(folder, "")
-    make = {"kk": _puzzles, "math": _problems, "search": _questions}.get(request.domain, _as_known)
-    out, arguments = make(folder, known.split()[3:], request.variables)
-    if not arguments:
-        return [], []
-    data = [request.domain, "--out", out, *arguments]
-    if out == folder:
-        return data, []
-    held_out = [f"eval.dataset={out}/test.jsonl"]
-    if config.sg.eval_sets:
-        held_out = ["sg.eval_sets=[]", *held_out]
-    return data, [f"data.prompt_dataset={out}/train.jsonl", *held_out]
-
-
-def _as_known(folder: str, known: list[str], _given: Mapping[str, str]) -> tuple[str, list[str]]:
-    return folder, known
-
-
-def _puzzles(folder: str, known: list[str], given: Mapping[str, str]) -> tuple[str, list[str]]:
-    template, files = given.get("SG_KK_CHAT_TEMPLATE"), given.get("SG_KK_PARQUET")
-    if template:
-        if "--chat-template" in known:  # the recipe's own
-            folder, known = "data/kk", data_commands.PUZZLES.split()
-        folder = f"{folder}_{Path(template).name.lower()}"
-        known = [*(known or data_commands.PUZZLES.split()), "--chat-template", template]
-    if files:
-        prompts = known[known.index("--chat-template") :] if "--chat-template" in known else []
-        return f"{folder}-parquet", ["--parquet", *files.split(), *prompts]
-    return folder, known
-
-
-def _problems(folder: str, known: list[str], given: Mapping[str, str]) -> tuple[str, list[str]]:
-    source = given.get("SG_MATH_SOURCE")
-    if not source:
-        return folder, known
-    # One folder per source, and held-out problems to evaluate on.
-    name = Path(source).name
-    out = f"data/math_{name.rpartition('.')[0] or name}"
-    return out, ["--source", source, "--dedup", "--test-fraction", "0.02"]
-
-
-def _questions(folder: str, _known: list[str], given: Mapping[str, str]) -> tuple[str, list[str]]:
-    if files := given.get("SG_QA_FILES"):
-        return f"{folder}-files", ["--source", *files.split()]
-    if revision := given.get("SG_QA_REVISION"):
-        published = ["--source", "nq_hotpotqa", "--revision", revision]
-        return folder, [*published, "--test-fraction", TEST_FRACTION]
-    return folder, ENCYCLOPEDIA.split() if folder == "data/search_tiny" else []

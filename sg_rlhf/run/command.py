@@ -36,22 +36,19 @@ examples:
     sg-rlhf run kk --algorithm lopti actor.adam.lr=1e-4
   see what two nodes of eight GPUs would run
     sg-rlhf run math --hardware 2x8x80gb --dry-run
+  data of your own (sg-rlhf data math --help)
+    sg-rlhf data math --source problems.jsonl --test-fraction 0.02 --out data/mine
+    sg-rlhf run math data.prompt_dataset=data/mine/train.jsonl eval.dataset=data/mine/test.jsonl
 
 environment variables, which the options override
   SG_HARDWARE, SG_CONFIG, SG_RUN_DIR   as --hardware, --config, --run-dir
   SG_HOST_MEMORY_GIB=N                 host memory, where a limit of the cluster is not seen
-  SG_KK_PARQUET="FILE ..."             kk: train on these puzzle files
-  SG_KK_CHAT_TEMPLATE=MODEL            kk: write the prompts through this model's chat template
-  SG_MATH_SOURCE=SOURCE                math: train on this (sg-rlhf data math --help)
-  SG_RETRIEVER_URL=URL                 search: a running retriever, http://HOST:PORT/retrieve
-  SG_INDEX=DIR, SG_PORT=PORT           search: a built index to serve, and the port [8000]
-  SG_QA_FILES="FILE ..."               search: train on these question files
-  SG_QA_REVISION=COMMIT                search: train on the published questions, at this commit
+  SG_PORT=PORT                         search: the port of the retriever that it starts [8000]
 """
 
 
 #: The remedy where the retriever does not start.
-_OTHER_RETRIEVER = "; SG_PORT chooses another port, SG_RETRIEVER_URL a running retriever"
+_OTHER_RETRIEVER = "; SG_PORT chooses another port, sg.search.url=URL a running retriever"
 
 
 def parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -131,31 +128,31 @@ def _run(
     request: Request, chosen: Choice, rest: Sequence[str], *, dry: bool, data_only: bool
 ) -> int:
     with contextlib.ExitStack() as stack:
-        address = _retriever(request, chosen) if request.domain == "search" else []
-        if request.domain == "search" and not (address or data_only):
-            port = _port(request)
-            if not dry:
-                _check_port(port)
+        port = _port(request) if chosen.retriever else 0
+        if chosen.retriever and not (dry or data_only):
+            _check_port(port)
         for arguments in (chosen.model, chosen.data):
             if arguments and not dry:
                 # This command trains by itself.
-                _module("sg_rlhf.data", *arguments, *([] if data_only else ["--no-next"]))
+                _command("data", *arguments, *([] if data_only else ["--no-next"]))
         if data_only:
             return 0
-        if request.domain == "search" and not address:
-            address = [f"sg.search.url={_start_retriever(request, chosen, stack, dry=dry)}"]
+        overrides = chosen.model_overrides
+        if chosen.retriever:
+            overrides.append(f"sg.search.url=http://127.0.0.1:{port}/retrieve")
+            if not dry:
+                _start_retriever(chosen.folder, port, stack)
         # Not imported for --help and --data-only: it takes seconds.
         from sg_rlhf import train
 
         words = [*builtin_recipes.words(chosen.parts), "--run-dir", chosen.run_dir]
         words += ["--dry-run"] * dry
-        overrides = [*chosen.model_overrides, *chosen.overrides]
-        status = train.main([*words, *overrides, *address, *rest], summarise=False)
+        status = train.main([*words, *overrides, *rest], summarise=False)
     signal.signal(signal.SIGTERM, _terminated)  # the training has set its own
     if status or dry:
         return status
-    _module("sg_rlhf.report.summary", chosen.run_dir)
-    _module("sg_rlhf.report", chosen.run_dir)
+    _command("summary", chosen.run_dir)
+    _command("report", chosen.run_dir)
     other = f"--run-dir {chosen.run_dir}_lr1e-4 actor.adam.lr=1e-4"
     if chosen.model:  # 1e-4 is too much for a pretrained model
         other = f"--run-dir {chosen.run_dir}_lr3e-6 actor.adam.lr=3e-6"
@@ -164,36 +161,13 @@ def _run(
     return 0
 
 
-def _module(name: str, *arguments: str) -> None:
-    """Run a command of ours in a process of its own: its libraries stay out of the trainer's.
+def _command(name: str, *arguments: str) -> None:
+    """Run another command in a process of its own: its libraries stay out of the trainer's.
 
     Raises:
         CalledProcessError: it failed.
     """
-    subprocess.run([sys.executable, "-m", name, *arguments], check=True)
-
-
-def _retriever(request: Request, chosen: Choice) -> list[str]:
-    """The override for a running retriever, if one is named.
-
-    Raises:
-        ChoiceError: questions or a search engine are missing.
-    """
-    given = request.variables
-    url, index = given.get("SG_RETRIEVER_URL"), given.get("SG_INDEX")
-    if not url and index and not Path(index).is_dir():
-        raise ChoiceError(f"SG_INDEX={index}: no such folder; build it with sg-rlhf index")
-    if chosen.on_gpus and not (given.get("SG_QA_FILES") or given.get("SG_QA_REVISION")):
-        raise ChoiceError(
-            'name the questions: SG_QA_FILES="FILE ...", or SG_QA_REVISION=COMMIT of the '
-            "published set"
-        )
-    if chosen.on_gpus and not (url or index):
-        raise ChoiceError(
-            "name a search engine: SG_INDEX=DIR to serve, or "
-            "SG_RETRIEVER_URL=http://HOST:PORT/retrieve"
-        )
-    return [f"sg.search.url={url}"] if url else []
+    subprocess.run([sys.executable, "-m", "sg_rlhf", name, *arguments], check=True)
 
 
 def _port(request: Request) -> int:
@@ -214,22 +188,20 @@ def _check_port(port: int) -> None:
             raise ChoiceError(f"SG_PORT={port}: {error.strerror}{_OTHER_RETRIEVER}") from None
 
 
-def _start_retriever(
-    request: Request, chosen: Choice, stack: contextlib.ExitStack, *, dry: bool
-) -> str:
-    port = _port(request)
-    if dry:
-        return f"http://127.0.0.1:{port}/retrieve"
-    folder = chosen.folder or Path("data/search")
-    index = Path(request.variables.get("SG_INDEX") or folder / "index")
+def _start_retriever(folder: Path, port: int, stack: contextlib.ExitStack) -> None:
+    """Serve the corpus of a folder until the stack ends; an index is built first if none is there.
+
+    Raises:
+        ChoiceError: it did not start.
+    """
+    index = folder / "index"
     if not index.is_dir():
         corpus = ["--corpus", str(folder / "corpus.jsonl"), "--encoder", "bm25"]
-        _module("sg_rlhf.retrieval.index", *corpus, "--out", str(index))
+        _command("index", *corpus, "--out", str(index))
     # Not in the run directory: another run may be there, which training refuses later.
     log = folder / f"retriever_{port}.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
     print(f"waiting for the retriever on port {port} (log: {log})", flush=True)
     try:
-        return stack.enter_context(retriever_process.serve(index, port, log))
+        stack.enter_context(retriever_process.serve(index, port, log))
     except EvalError as error:
         raise ChoiceError(f"{error}{_OTHER_RETRIEVER}") from None

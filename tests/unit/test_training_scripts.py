@@ -25,7 +25,9 @@ def tree(tmp_path: Path) -> Path:
     shutil.copytree(SCRIPTS, tmp_path / "examples" / "scripts")
     for path, script in {
         "scripts/bootstrap.sh": "echo prepared",
-        ".venv/bin/python": f'PYTHONPATH={ROOT} SG_PLATFORM=cpu exec {sys.executable} "$@"',
+        ".venv/bin/sg-rlhf": (
+            f'PYTHONPATH={ROOT} SG_PLATFORM=cpu exec {sys.executable} -m sg_rlhf "$@"'
+        ),
     }.items():
         (tmp_path / path).write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / path).chmod(0o755)
@@ -44,9 +46,9 @@ def run_script(
 
 @pytest.mark.parametrize("domain", ["kk", "math", "search"])
 def test_a_dry_run_prints_the_recipe_on_its_hardware(tree: Path, domain: str) -> None:
-    more = {"SG_QA_FILES": "a.jsonl", "SG_RETRIEVER_URL": "http://127.0.0.1:9/retrieve"}
+    more = ["sg.search.url=http://127.0.0.1:9/retrieve"] if domain == "search" else []
     found = run_script(
-        tree, domain, "--dry-run", "actor.adam.lr=2e-6", SG_HARDWARE="4x40gb", **more
+        tree, domain, "--dry-run", "actor.adam.lr=2e-6", *more, SG_HARDWARE="4x40gb"
     )
     assert found.returncode == 0, found.stderr
     assert found.stdout.startswith("prepared\n")
@@ -62,9 +64,8 @@ def test_a_dry_run_prints_the_recipe_on_its_hardware(tree: Path, domain: str) ->
         ("kk", ["--algorithm", "lopty"], {}, "lopty: no such algorithm; did you mean lopti?"),
         ("kk", ["actor.adam.rl=1"], {"SG_HARDWARE": "cpu"}, "unknown key 'actor.adam.rl'"),
         ("kk", [], {"SG_CONFIG": "none.yaml", "SG_HARDWARE": "cpu"}, "none.yaml: no such recipe"),
-        ("search", [], {"SG_HARDWARE": "8x80gb"}, "error: name the questions: SG_QA_FILES="),
-        ("search", [], {"SG_HARDWARE": "8x80gb", "SG_QA_FILES": "a"}, "name a search engine: SG_"),
-        ("search", [], {"SG_HARDWARE": "cpu", "SG_INDEX": "none"}, "SG_INDEX=none: no such folder"),
+        ("search", [], {"SG_HARDWARE": "8x80gb"}, "error: name a search engine: sg.search.url="),
+        ("search", [], {"SG_HARDWARE": "cpu", "SG_PORT": "x"}, "SG_PORT=x: expected a port, 1 to"),
     ],
 )
 def test_what_is_wrong_is_one_line_before_any_data_is_made(

@@ -106,7 +106,6 @@ def test_each_machine_gets_a_recipe_that_parses(
     assert reduced == chosen.parts[0].endswith("_1xgpu.yaml")
     args = upstream_arguments(load_config(chosen.parts))
     assert args.actor.num_gpus_per_node == (1 if hardware == "cpu" else int(hardware.split("x")[0]))
-    assert chosen.on_gpus == (hardware != "cpu")
 
 
 @pytest.mark.parametrize(("count", "used"), [(3, 2), (5, 4), (7, 4), (10, 8), (16, 8)])
@@ -148,7 +147,8 @@ def test_a_driver_that_fails_is_a_machine_without_gpus_and_that_is_said(
 ) -> None:
     install(monkeypatch, fault=pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
     chosen = choose(Request("kk", variables=LARGE_HOST))
-    assert not chosen.on_gpus and chosen.remarks == ("without a GPU: Driver Not Loaded",)
+    assert chosen.parts == ("configs/kk/grpo_sg_tiny_cpu.yaml",)
+    assert chosen.remarks == ("without a GPU: Driver Not Loaded",)
 
 
 def test_gpus_that_are_hidden_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,64 +270,52 @@ def test_a_run_goes_where_it_went_before_recipes_were_composed(domain: str) -> N
 # -- data ------------------------------------------------------------------------------------------
 
 
-def chosen_data(domain: str, config: str = "", *overrides: str, **variables: str) -> Choice:
-    return choose(
-        Request(domain, config=config, hardware="8x80gb", overrides=overrides, variables=variables)
-    )
+def chosen_data(domain: str, config: str = "", *overrides: str) -> Choice:
+    return choose(Request(domain, config=config, hardware="8x80gb", overrides=overrides))
 
 
 @pytest.mark.parametrize(
-    ("recipe", "given", "model", "folder"),
+    ("recipe", "model", "folder"),
     [
-        ("grpo_sg_mistral-7b-instruct-v0.3", {}, "mistralai/Mistral-7B-Instruct-v0.3",
+        ("grpo_sg_mistral-7b-instruct-v0.3", "mistralai/Mistral-7B-Instruct-v0.3",
          "data/kk_mistral-7b-instruct-v0.3"),
-        ("grpo_llama-3.1-8b-instruct", {}, "meta-llama/Llama-3.1-8B-Instruct",
+        ("grpo_llama-3.1-8b-instruct", "meta-llama/Llama-3.1-8B-Instruct",
          "data/kk_llama-3.1-8b-instruct"),
-        ("grpo_qwen2.5-3b", {}, None, "data/kk"),
-        ("grpo_qwen2.5-3b", {"SG_KK_CHAT_TEMPLATE": "org/Other"}, "org/Other", "data/kk_other"),
-        ("grpo_llama-3.1-8b-instruct", {"SG_KK_CHAT_TEMPLATE": "org/Other"}, "org/Other",
-         "data/kk_other"),
+        ("grpo_qwen2.5-3b", None, "data/kk"),
     ],
 )  # fmt: skip
 def test_puzzles_are_written_in_the_models_own_form(
-    recipe: str, given: dict[str, str], model: str | None, folder: str
+    recipe: str, model: str | None, folder: str
 ) -> None:
-    chosen = chosen_data("kk", f"configs/kk/{recipe}.yaml", **given)
-    data = list(chosen.data)
+    data = list(chosen_data("kk", f"configs/kk/{recipe}.yaml").data)
     template = data[data.index("--chat-template") + 1] if "--chat-template" in data else None
-    assert (template, str(chosen.folder), data.count("--chat-template")) == (
-        model, folder, int(model is not None),
-    )  # fmt: skip
-    config = load_config(chosen.parts, chosen.overrides)
-    assert config.value("data.prompt_dataset") == f"{folder}/train.jsonl"
-    assert config.value("eval.dataset") == f"{folder}/test.jsonl"
+    assert (data[:3], template) == (["kk", "--out", folder], model)
 
 
-def test_data_of_the_users_choice() -> None:
-    puzzles = chosen_data("kk", SG_KK_PARQUET="a.parquet b.parquet")
-    assert puzzles.data == ("kk", "--out", "data/kk-parquet", "--parquet", "a.parquet", "b.parquet")
-    assert "eval.dataset=data/kk-parquet/test.jsonl" in puzzles.overrides
-    math = chosen_data("math", SG_MATH_SOURCE="dir/my.problems.jsonl")
-    assert math.data[:5] == ("math", "--out", "data/math_my.problems", "--source",
-                             "dir/my.problems.jsonl")  # fmt: skip
-    assert math.overrides == (
-        "data.prompt_dataset=data/math_my.problems/train.jsonl", "sg.eval_sets=[]",
-        "eval.dataset=data/math_my.problems/test.jsonl",
-    )  # fmt: skip
-    load_config(math.parts, math.overrides)
-    search = chosen_data("search", SG_QA_FILES="a.jsonl")
-    assert search.data == ("search", "--out", "data/search-files", "--source", "a.jsonl")
-    published = chosen_data("search", SG_QA_REVISION="abc")
-    assert published.data[:5] == ("search", "--out", "data/search", "--source", "nq_hotpotqa")
+def test_the_data_of_a_recipe() -> None:
     orz = chosen_data("math", "configs/math/grpo_orz_qwen2.5-7b.yaml")
     assert orz.data[:5] == ("math", "--out", "data/math_orz", "--source", "orz57k")
     tiny = choose(Request("search", hardware="cpu"))
     assert tiny.data[:5] == ("search", "--out", "data/search_tiny", "--source", "encyclopedia")
+    assert tiny.retriever and tiny.folder == Path("data/search_tiny")
 
 
 def test_data_that_only_the_user_has_is_left_alone() -> None:
-    own = chosen_data("kk", "", "data.prompt_dataset=mine/train.jsonl")
-    assert own.data == () and own.overrides == () and own.folder is None
+    assert chosen_data("kk", "", "data.prompt_dataset=mine/train.jsonl").data == ()
+
+
+def test_no_retriever_is_started_where_one_is_named(tmp_path: Path) -> None:
+    url = "http://127.0.0.1:9/retrieve"
+    named = choose(Request("search", hardware="cpu", overrides=[f"sg.search.url={url}"]))
+    assert named.data and not named.retriever
+    assert not chosen_data("search", "", f"sg.search.url={url}").retriever
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(
+        f"extends: configs/search/grpo_tiny_cpu.yaml\nsg: {{search: {{url: {url}}}}}\n"
+    )
+    assert not choose(Request("search", config=str(recipe))).retriever
+    with pytest.raises(ChoiceError, match="^name a search engine: sg.search.url="):
+        chosen_data("search")
 
 
 @pytest.mark.parametrize("data_only", [True, False])
@@ -359,7 +347,7 @@ def test_sums_train_a_pretrained_model_by_any_algorithm(hardware: str, algorithm
     assert not any("reduced" in line or "tiny model" in line for line in chosen.remarks)
     assert chosen.model == ("model", "smollm2-135m", "--out", "data/smollm2-135m")
     assert chosen.data[:3] == ("arithmetic", "--out", "data/arithmetic")
-    load_config(chosen.parts, chosen.overrides)
+    load_config(chosen.parts)
 
 
 def test_the_folder_of_the_pretrained_model_is_trained_once_it_is_there(
@@ -367,7 +355,7 @@ def test_the_folder_of_the_pretrained_model_is_trained_once_it_is_there(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     made, trained = [], []
-    monkeypatch.setattr(command, "_module", lambda name, *given: made.append(given))
+    monkeypatch.setattr(command, "_command", lambda name, *given: made.append(given))
     monkeypatch.setattr(train, "main", lambda words, summarise: trained.append(words) or 1)
     command.main(["arithmetic", "--hardware", "cpu"])
     assert [given[:2] for given in made] == [("model", "smollm2-135m"), ("arithmetic", "--out")]
