@@ -59,7 +59,7 @@ COMMANDS = {
     ),
     "report": Command(
         "write one HTML page of figures and samples about one or several runs",
-        "sg_rlhf.report.__main__",
+        "sg_rlhf.report.command",
         extra="plots",
     ),
     "summary": Command(

@@ -4,7 +4,7 @@
 #   bash examples/scripts/serve_retriever.sh --corpus corpus.jsonl [flags]    builds a BM25 index first
 #   bash examples/scripts/serve_retriever.sh --index DIR [flags]              an index that is there
 #
-# Flags are those of `python -m sg_rlhf.retrieval.server --help`.
+# Flags are those of `sg-rlhf serve --help`.
 #
 #   SG_ENCODER=bm25|MODEL   for the index of --corpus (bm25)
 #   SG_INDEX_DIR=DIR        where that index goes (data/indexes/<corpus>-<encoder>)
@@ -13,9 +13,8 @@ here=$PWD
 cd "$(dirname "$0")/../.."
 root=$PWD
 ./scripts/bootstrap.sh
-python=$root/.venv/bin/python
+sg_rlhf=$root/.venv/bin/sg-rlhf
 cd "$here" # paths in the flags are the caller's
-export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
 
 index='' corpus=''
 previous=''
@@ -33,7 +32,7 @@ if [[ -z $index && -n $corpus ]]; then
   encoder=${SG_ENCODER:-bm25}
   name=$(basename "$corpus" .jsonl)-$(basename "$encoder")
   out=${SG_INDEX_DIR:-$root/data/indexes/$name}
-  "$python" -m sg_rlhf.retrieval.index --corpus "$corpus" --encoder "$encoder" --out "$out"
+  "$sg_rlhf" index --corpus "$corpus" --encoder "$encoder" --out "$out"
   set -- --index "$out" "$@"
 fi
-exec "$python" -m sg_rlhf.retrieval.server "$@"
+exec "$sg_rlhf" serve "$@"

@@ -85,7 +85,7 @@ def main() -> None:
         generate = ["people=2-3", f"per_size={options.rollouts * PROMPTS // 2}", "seed=0"]
         subprocess.run(
             [
-                sys.executable, "-m", "sg_rlhf.data", "kk", "--out", str(folder / "data"),
+                sys.executable, "-m", "sg_rlhf", "data", "kk", "--out", str(folder / "data"),
                 "--generate", *generate, "test_per_size=1", "distinct=names",
             ],
             cwd=ROOT, check=True, capture_output=True,

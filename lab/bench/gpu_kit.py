@@ -116,7 +116,7 @@ def main() -> int:
             folder = Path(scratch)
             installed: list[str] = []
             if name == "model":
-                command = [sys.executable, "-m", "sg_rlhf.data", "model", "smollm2-135m"]
+                command = [sys.executable, "-m", "sg_rlhf", "data", "model", "smollm2-135m"]
                 subprocess.run([*command, "--out", str(folder / "smollm2-135m")], check=True)
             else:
                 (names,) = re.findall(rf"^{name}: (.*)$", NAMES.read_text(), re.M)

@@ -82,7 +82,7 @@ if [[ $device == cuda ]]; then
   part zero 90 trainer -- "$python" lab/bench/zero_stages.py --models Qwen/Qwen2.5-3B-Instruct --stages 3 3leaf 2 1 \
     --samples 2 8 16 --offload both --out "$out/zero_stages.json"
   part decode 150 trainer engine -- "$python" lab/bench/decode_profile.py --out "$out/decode_profile.json"
-  "$python" -m sg_rlhf.data arithmetic --out "$site/arithmetic" >"$out/data.log" 2>&1
+  "$python" -m sg_rlhf data arithmetic --out "$site/arithmetic" >"$out/data.log" 2>&1
   part train 480 trainer engine model -- "$python" -m sg_rlhf.train \
     --config configs/arithmetic/grpo_smollm2-135m.yaml --config algorithm:grpo_sg --run-dir "$site/run" \
     actor.model_name_or_path="$site/smollm2-135m" data.prompt_dataset="$site/arithmetic/train.jsonl" \

@@ -167,7 +167,7 @@ def main() -> None:
     folder = arguments.runs.resolve()
     data = folder / "data"
     subprocess.run(
-        [sys.executable, "-m", "sg_rlhf.data", "kk", "--out", str(data), "--generate", *DATA],
+        [sys.executable, "-m", "sg_rlhf", "data", "kk", "--out", str(data), "--generate", *DATA],
         cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True,
         stdout=subprocess.DEVNULL,
     )  # fmt: skip

@@ -174,7 +174,7 @@ def main() -> None:
         data = folder / "data"
         subprocess.run(
             [
-                sys.executable, "-m", "sg_rlhf.data", "kk", "--out", str(data), "--generate",
+                sys.executable, "-m", "sg_rlhf", "data", "kk", "--out", str(data), "--generate",
                 "people=2-3", "per_size=160", "test_per_size=4", "seed=0", "distinct=names",
             ],
             cwd=ROOT, check=True, stdout=subprocess.DEVNULL,

@@ -35,7 +35,7 @@ PROG = "lab.measure.accuracy"
 EXAMPLES = """\
 examples:
   the shipped tiny model on held-out puzzles, by size
-    python -m sg_rlhf.data kk --out data/kk_tiny --generate people=2-3 per_size=160 distinct=names
+    sg-rlhf data kk --out data/kk_tiny --generate people=2-3 per_size=160 distinct=names
     python -m lab.measure.accuracy --model module:sg_rlhf.tiny.kk_tiny \\
         --data data/kk_tiny/test.jsonl
   two checkpoints, on held-out and on training prompts

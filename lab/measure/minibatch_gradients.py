@@ -58,7 +58,7 @@ from sg_rlhf.tasks.reward import RewardFunc
 EXAMPLES = """\
 examples:
   the forms of GRPO-SG compared with GRPO, on the shipped tiny model
-    python -m sg_rlhf.data kk --out data/kk_tiny --generate people=2-3 per_size=160 distinct=names
+    sg-rlhf data kk --out data/kk_tiny --generate people=2-3 per_size=160 distinct=names
     python -m lab.measure.minibatch_gradients --model module:sg_rlhf.tiny.kk_tiny \\
         --data data/kk_tiny/train.jsonl --reward domain:kk --batches 30 \\
         --algorithm configs/algorithms/grpo.yaml configs/algorithms/grpo_sg*.yaml

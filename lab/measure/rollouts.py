@@ -77,7 +77,7 @@ def answers(
 ) -> Iterator[Answer]:
     """G responses to each row, one row after another.
 
-    Rows are what ``python -m sg_rlhf.data`` writes: ``input``, the prompt as the model gets it or
+    Rows are what ``sg-rlhf data`` writes: ``input``, the prompt as the model gets it or
     messages for its chat template, and ``answer``, the reward's label.
 
     Raises:

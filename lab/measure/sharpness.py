@@ -42,7 +42,7 @@ from sg_rlhf.weights.describe import clip_range
 EXAMPLES = """\
 examples:
   the shipped tiny model on puzzles that it answers itself
-    python -m sg_rlhf.data kk --out data/kk_tiny --generate people=2-3 per_size=160 distinct=names
+    sg-rlhf data kk --out data/kk_tiny --generate people=2-3 per_size=160 distinct=names
     python -m lab.measure.sharpness --model module:sg_rlhf.tiny.kk_tiny \\
         --data data/kk_tiny/train.jsonl --reward domain:kk --rho 0.01 0.05 0.2
   two checkpoints on one batch, which is kept

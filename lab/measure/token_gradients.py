@@ -58,7 +58,7 @@ from sg_rlhf.config import load_config, weighting_of
 EXAMPLES = """\
 examples:
   512 tokens of the shipped tiny model's own answers, which the reward gives advantages
-    python -m sg_rlhf.data kk --out data/kk_tiny --generate people=2-3 per_size=160 distinct=names
+    sg-rlhf data kk --out data/kk_tiny --generate people=2-3 per_size=160 distinct=names
     python -m lab.measure.token_gradients --model module:sg_rlhf.tiny.kk_tiny \\
         --data data/kk_tiny/train.jsonl --reward domain:kk --tokens 512 --json out/tokens.json
   the rollouts of a run, with the weights of its recipe

@@ -131,7 +131,7 @@ class Runner:
         for name, arguments in self.study.file.data.items():
             log = self.data / f"{name}.log"
             folder = self.data / name
-            command = ["-m", "sg_rlhf.data", self.study.file.domain, "--out", str(folder)]
+            command = ["-m", "sg_rlhf", "data", self.study.file.domain, "--out", str(folder)]
             options = [] if arguments.startswith("--") else ["--generate"]
             self._run([*command, *options, *arguments.split()], log, None)
 

@@ -59,6 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         assert data is not None  # argparse refuses any other first word
         make(domains[name], data, args)
+    except BrokenPipeError:  # what reads the output has ended; `sg-rlhf` ends quietly
+        raise
     except (ValueError, OSError) as error:
         print(f"sg-rlhf data: {single_line(error)}", file=sys.stderr)
         return 2

@@ -12,8 +12,8 @@ _MISTRAL, _LLAMA = "mistralai/Mistral-7B-Instruct-v0.3", "meta-llama/Llama-3.1-8
 _PUBLISHED = "--eval-dir data/math_eval --download-eval"
 _DATA_FILES = {".json", ".jsonl", ".parquet", ".csv"}
 
-#: Folder of ``data.prompt_dataset`` -> arguments of the data command. Search also needs a
-#: retriever, so its data is left to the user.
+#: Folder of ``data.prompt_dataset`` -> arguments of the data command. The questions and the corpus
+#: of the search recipes for GPUs are left to the user.
 COMMANDS = {
     folder: f"{words.split()[0]} --out {folder} {words.split(maxsplit=1)[1]}"
     for folder, words in {
@@ -25,6 +25,7 @@ COMMANDS = {
         "data/math_dsr": f"math --source dsr_uniform {_PUBLISHED}",
         "data/math_orz": f"math --source orz57k {_PUBLISHED}",
         "data/arithmetic": "arithmetic --generate count=160",
+        "data/search_tiny": "search --source encyclopedia --generate people=200 towns=48 seed=0",
         "data/math_tiny": "math --source arithmetic --generate count=320 test_count=200 seed=0",
     }.items()
 }
@@ -36,7 +37,7 @@ def command_for(config: Config) -> str:
     made = COMMANDS.get(str(Path(files[0]).parent)) if files else None
     if made is None:
         return ""
-    return f"[ -e {shlex.quote(files[0])} ] || python -m sg_rlhf.data {made}"
+    return f"[ -e {shlex.quote(files[0])} ] || sg-rlhf data {made}"
 
 
 def local_data(config: Config) -> tuple[str, ...]:

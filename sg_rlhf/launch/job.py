@@ -86,7 +86,7 @@ def job_file(
         "machines": _in_words(nodes, gpus),
         "printed_by": " ".join(shlex.join(shown).split()),
         # In the folder that the recipe's paths start from.
-        "command": shlex.join(["python", "-m", "sg_rlhf.train", *recipe]),
+        "command": shlex.join(["sg-rlhf", "train", *recipe]),
         "data": data_commands.command_for(config),  # "" if the user must make it
         "files": data_commands.local_data(config),
         "run_dir": where,

@@ -96,7 +96,3 @@ def _upload(folder: Path, arguments: argparse.Namespace) -> int:
 def _fail(message: str, status: int) -> int:
     print(f"sg-rlhf push: {message}", file=sys.stderr)
     return status
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

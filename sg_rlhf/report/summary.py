@@ -190,7 +190,3 @@ def main(argv: list[str] | None = None) -> int:
     write_whole(run_dir / "summary.json", strict_json.dumps(summary, indent=2) + "\n")
     print(render(summary, run_dir))
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -338,7 +338,7 @@ def main() -> int:
         data = Data(folder / "data")
         subprocess.run(
             [
-                sys.executable, "-m", "sg_rlhf.data", "kk", "--out", str(data.folder),
+                sys.executable, "-m", "sg_rlhf", "data", "kk", "--out", str(data.folder),
                 "--generate", "people=2-3", "per_size=16", "test_per_size=4", "seed=0",
             ],
             check=True, stdout=subprocess.DEVNULL,

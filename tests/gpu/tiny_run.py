@@ -25,7 +25,7 @@ def run(record: Record, job: Job) -> None:
     run_dir, data = job.scratch / "run", job.scratch / "kk_tiny"
     arguments = data_commands.COMMANDS["data/kk_tiny"].split()
     arguments[arguments.index("--out") + 1] = str(data)
-    training_run.call("-m", "sg_rlhf.data", *arguments)
+    training_run.call("-m", "sg_rlhf", "data", *arguments)
     prompts = SMALL if job.small else FULL
     overrides = [
         f"data.prompt_dataset={data}/train.jsonl", f"data.max_samples={prompts}",

@@ -41,7 +41,7 @@ def puzzles(job: Job, people: str, count: int) -> Path:
     """Generated Knights and Knaves puzzles; returns the file."""
     folder = job.scratch / "kk"
     call(
-        "-m", "sg_rlhf.data", "kk", "--out", str(folder), "--generate", f"people={people}",
+        "-m", "sg_rlhf", "data", "kk", "--out", str(folder), "--generate", f"people={people}",
         f"per_size={count}", "test_per_size=2", "seed=0",
     )  # fmt: skip
     return folder / "train.jsonl"

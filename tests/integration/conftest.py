@@ -120,7 +120,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
     folder = tmp_path_factory.mktemp("kk") / "data"
     subprocess.run(
         [
-            sys.executable, "-m", "sg_rlhf.data", "kk", "--out", str(folder),
+            sys.executable, "-m", "sg_rlhf", "data", "kk", "--out", str(folder),
             "--generate", "people=2-3", "per_size=16", "test_per_size=4", "seed=0",
         ],
         cwd=ROOT, check=True, capture_output=True,

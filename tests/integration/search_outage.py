@@ -41,7 +41,7 @@ def measure(work: Path, outage: float) -> dict[str, Any]:
         outage: seconds.
     """
     command(
-        "sg_rlhf.data", "search", "--source", "encyclopedia", "--out", work / "data",
+        "sg_rlhf", "data", "search", "--source", "encyclopedia", "--out", work / "data",
         "--generate", "people=40", "towns=12", "seed=0",
     )  # fmt: skip
     command(

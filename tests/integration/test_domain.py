@@ -47,7 +47,7 @@ def command() -> Command:
 def data(tmp_path_factory: pytest.TempPathFactory, command: Command) -> Path:
     out = tmp_path_factory.mktemp("reverse") / "data"
     said = command(
-        "sg_rlhf.data", "reverse", "--out", out, "--generate", "count=24", "test_count=8"
+        "sg_rlhf", "data", "reverse", "--out", out, "--generate", "count=24", "test_count=8"
     )
     assert said.startswith("letters to write in the reverse order\n")
     return out
@@ -89,7 +89,7 @@ def test_its_evaluation_in_training_names_its_sources(trained: Path, command: Co
     last = jsonl_log.read(trained / jsonl_log.EVALUATIONS)[-1]
     sources = [key for key in last if key.startswith("eval_reverse_") and key.endswith("_accuracy")]
     assert sources
-    command("sg_rlhf.report", trained)
+    command("sg_rlhf", "report", trained)
     assert "5 letters" in (trained / "report.html").read_text()
 
 
@@ -113,7 +113,7 @@ def test_a_domain_of_several_turns_is_trained_and_evaluated(
 ) -> None:
     place = "tests.domains.guess:GUESS"
     data, run, out = (tmp_path / name for name in ("data", "run", "eval"))
-    command("sg_rlhf.data", place, "--out", data, "--generate", "count=16", "test_count=8")
+    command("sg_rlhf", "data", place, "--out", data, "--generate", "count=16", "test_count=8")
     command(
         "sg_rlhf.train", "--config", FOLDER / "guess_tiny_cpu.yaml", "--run-dir", run,
         f"data.prompt_dataset={data / 'train.jsonl'}", f"eval.dataset={data / 'test.jsonl'}",

@@ -34,7 +34,7 @@ SOON = 600_000
 def following(run_dir: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """The command's server on a free port: its address and its process; ended by Ctrl-C."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "sg_rlhf.report", "--follow", str(run_dir), "--port", "0"],
+        [sys.executable, "-m", "sg_rlhf", "report", "--follow", str(run_dir), "--port", "0"],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     assert process.stdout is not None
@@ -152,7 +152,7 @@ def test_wrong_use_is_one_line_and_status_2(tmp_path: Path) -> None:
             ([str(tmp_path / "absent")], "no such folder"),
         ):
             done = subprocess.run(
-                [sys.executable, "-m", "sg_rlhf.report", "--follow", *arguments],
+                [sys.executable, "-m", "sg_rlhf", "report", "--follow", *arguments],
                 capture_output=True, text=True, timeout=300,
             )  # fmt: skip
             assert (done.returncode, done.stdout) == (2, ""), arguments

@@ -43,7 +43,7 @@ def training(data: Path, run_dir: Path, url: str) -> list[str]:
 def test_it_trains_on_an_environment_of_several_turns(tmp_path: Path) -> None:
     made = tmp_path / "encyclopedia"
     run(
-        "sg_rlhf.data", "search", "--source", "encyclopedia", "--out", made, "--generate",
+        "sg_rlhf", "data", "search", "--source", "encyclopedia", "--out", made, "--generate",
         "people=40", "towns=12", "seed=0",
     )  # fmt: skip
     rows = [json.loads(line) for line in (made / "train.jsonl").read_text().splitlines()]
@@ -53,7 +53,7 @@ def test_it_trains_on_an_environment_of_several_turns(tmp_path: Path) -> None:
         serving("search", rows, tmp_path, "--set", f"url={retriever.url}", "max_turns=3") as url,
     ):
         options = ("--out", data, "--generate", f"url={url}", "count=8", "test_count=4")
-        assert "8 rows" in run("sg_rlhf.data", "openenv", *options)
+        assert "8 rows" in run("sg_rlhf", "data", "openenv", *options)
         inputs = {row["input"] for row in rows}
         for line in (data / "train.jsonl").read_text().splitlines():
             assert json.loads(line)["input"] in inputs

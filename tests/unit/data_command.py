@@ -1,4 +1,4 @@
-"""Reading what `python -m sg_rlhf.data` wrote, and what it says when it refuses."""
+"""Reading what `sg-rlhf data` wrote, and what it says when it refuses."""
 
 from __future__ import annotations
 

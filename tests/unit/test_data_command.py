@@ -1,4 +1,4 @@
-"""`python -m sg_rlhf.data`: what it writes; bad input is one line, status 2 and no files."""
+"""`sg-rlhf data`: what it writes; bad input is one line, status 2 and no files."""
 
 from __future__ import annotations
 
@@ -272,7 +272,7 @@ def test_a_failure_while_writing_leaves_the_old_files(tmp_path, capsys, monkeypa
 def test_as_a_module_in_a_process_of_its_own(tmp_path):
     def run(*args):
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        command = [sys.executable, "-m", "sg_rlhf.data", *args]
+        command = [sys.executable, "-m", "sg_rlhf", "data", *args]
         return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
 
     shown = run("kk", "--help")

@@ -1,4 +1,4 @@
-"""`python -m sg_rlhf.data math`: what it writes; bad input is one line, status 2 and no files."""
+"""`sg-rlhf data math`: what it writes; bad input is one line, status 2 and no files."""
 
 from __future__ import annotations
 
@@ -360,7 +360,7 @@ def test_a_published_set_that_cannot_be_downloaded_names_the_option(tmp_path, mo
 
 def in_a_process(*args, **environment):
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment}
-    command = [sys.executable, "-m", "sg_rlhf.data", *args]
+    command = [sys.executable, "-m", "sg_rlhf", "data", *args]
     return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
 
 

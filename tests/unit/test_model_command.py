@@ -1,4 +1,4 @@
-"""`python -m sg_rlhf.data model`: from the hub, from the package, or one line and no folder."""
+"""`sg-rlhf data model`: from the hub, from the package, or one line and no folder."""
 
 from __future__ import annotations
 

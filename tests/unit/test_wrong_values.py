@@ -16,7 +16,7 @@ from sg_rlhf.tasks.registry import DOMAINS, find
 
 COMMANDS = [
     "sg_rlhf.eval.run",
-    "sg_rlhf.report.__main__",
+    "sg_rlhf.report.command",
     "sg_rlhf.plan.command",
     "lab.study.command",
     "lab.measure.accuracy",

@@ -1,6 +1,6 @@
 """GRPO-SG beside GRPO on a machine without GPUs: accuracy, step time, start-up and memory.
 
-    python -m sg_rlhf.data kk --out data/kk_tiny --generate people=2-3 per_size=160 \\
+    sg-rlhf data kk --out data/kk_tiny --generate people=2-3 per_size=160 \\
         test_per_size=100 seed=0 distinct=names
     python lab/experiments/kk_cpu/measure.py --seeds 0 1 2 --out FILE
 

@@ -141,7 +141,7 @@ def main() -> int:
         folder = Path(name)
         subprocess.run(
             [
-                sys.executable, "-m", "sg_rlhf.data", "kk", "--out", str(folder / "data"),
+                sys.executable, "-m", "sg_rlhf", "data", "kk", "--out", str(folder / "data"),
                 "--generate", "people=2-3", "per_size=16", "test_per_size=4", "seed=0",
             ],
             cwd=ROOT, check=True, stdout=subprocess.DEVNULL,

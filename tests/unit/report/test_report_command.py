@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sg_rlhf.report.__main__ import main
+from sg_rlhf.report.command import main
 from tests.unit.report.synthetic import write_run
 
 
@@ -44,8 +44,8 @@ def test_names_in_any_script_draw_no_remark(tmp_path: Path) -> None:
     names = ("实验一", "سلام 🚀", "ru日本語n")
     runs = [write_run(tmp_path / name) for name in names]
     commands = [
-        ["sg_rlhf.report.summary", runs[0]],
-        ["sg_rlhf.report", *runs, "--out", tmp_path / "page.html", "--figures", tmp_path / "f"],
+        ["sg_rlhf", "summary", runs[0]],
+        ["sg_rlhf", "report", *runs, "--out", tmp_path / "page.html", "--figures", tmp_path / "f"],
     ]
     for command in commands:
         done = subprocess.run(
@@ -54,6 +54,16 @@ def test_names_in_any_script_draw_no_remark(tmp_path: Path) -> None:
         )  # fmt: skip
         assert (done.returncode, done.stderr) == (0, "")
     assert names[0] in (tmp_path / "page.html").read_text()
+
+
+def test_output_that_nobody_reads_ends_quietly(tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path / "run")
+    command = [sys.executable, "-u", "-m", "sg_rlhf", "report", str(run_dir)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout and process.stderr
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
 
 
 def test_wrong_use_is_one_line_and_status_2(

@@ -222,7 +222,7 @@ def test_a_download_that_the_caches_disk_cannot_hold_is_not_begun(tmp_path: Path
         known = {"HF_ENDPOINT": endpoint, "HF_HOME": str(disk / "hub"), "HF_HUB_OFFLINE": "0"}
         source = ["search", "--source", "nq_hotpotqa", "--revision", "a" * 40]
         result = subprocess.run(
-            [sys.executable, "-m", "sg_rlhf.data", *source, "--out", str(tmp_path / "out")],
+            [sys.executable, "-m", "sg_rlhf", "data", *source, "--out", str(tmp_path / "out")],
             env={**os.environ, **known}, capture_output=True, text=True, timeout=300,
         )  # fmt: skip
         assert list(disk.iterdir()) == []

@@ -121,6 +121,8 @@ def main(argv: list[str] | None = None) -> int:
             print(f"figures: {arguments.figures} ({len(written)} files)")
     except RunError as error:
         return _fail(str(error))
+    except BrokenPipeError:  # what reads the output has ended; `sg-rlhf` ends quietly
+        raise
     except OSError as error:
         return _fail(f"{doing}: cannot be written: {error.strerror or error}")
     return 0
@@ -140,7 +142,3 @@ def _follow(arguments: argparse.Namespace) -> int:
 def _fail(message: str) -> int:
     print(f"sg-rlhf report: {' '.join(message.split())}", file=sys.stderr)
     return 2
-
-
-if __name__ == "__main__":
-    sys.exit(main())

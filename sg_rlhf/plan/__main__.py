@@ -1,4 +1,0 @@
-from sg_rlhf.plan.command import main
-
-if __name__ == "__main__":
-    raise SystemExit(main())
