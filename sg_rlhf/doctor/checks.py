@@ -70,7 +70,7 @@ def check(facts: Facts, needs: Needs) -> list[Check]:
         busy(used(facts, needs)),
         memory(facts, needs),
         shared_memory(facts, needs),
-        *(disk(one, facts, needs) for one in facts.disks or ()),
+        *(disk(one, facts, needs) for one in facts.disks),
         compiler(facts),
         cores(facts, needs),
         cluster(facts, needs),
@@ -80,8 +80,7 @@ def check(facts: Facts, needs: Needs) -> list[Check]:
 
 def used(facts: Facts, needs: Needs) -> list[Gpu]:
     """The GPUs that a run would use; all if the needs do not say how many."""
-    found = facts.gpus or []
-    return found if needs.gpus is None else found[: needs.gpus]
+    return facts.gpus[: needs.gpus]
 
 
 def settings_for(gpus: Sequence[Gpu], needs: Needs) -> str:
@@ -94,7 +93,7 @@ def settings_for(gpus: Sequence[Gpu], needs: Needs) -> str:
 
 def gpus(facts: Facts, needs: Needs) -> Check:
     """Number and size of the GPUs: those of the recipe; any for a machine in general."""
-    have, found = facts.gpus or [], _described(facts)
+    have, found = facts.gpus, _described(facts)
     wanted, size = needs.gpus, needs.gpu_gb
     if wanted == 0:
         return Check("GPUs", SKIPPED, found, "none")
@@ -103,8 +102,6 @@ def gpus(facts: Facts, needs: Needs) -> Check:
     needed += f" on each of {needs.nodes} nodes" if needs.nodes > 1 else ""
     if facts.gpu_problem and not have:
         return Check("GPUs", FAILED, found, needed, f"{REPAIR}, or {ON_CPU}")
-    if facts.gpus is None:
-        return Check("GPUs", SKIPPED, found, needed)
     if not have:
         if wanted is None:
             return Check("GPUs", OK, found, needed, remark="the small models train without")
@@ -127,8 +124,7 @@ def gpus(facts: Facts, needs: Needs) -> Check:
 
 def _described(facts: Facts) -> str:
     if not facts.gpus:
-        none = "unknown" if facts.gpus is None else "none"
-        return f"{none}; the driver says: {facts.gpu_problem}" if facts.gpu_problem else none
+        return f"none; the driver says: {facts.gpu_problem}" if facts.gpu_problem else "none"
     kinds = " and ".join(sorted({gpu.name for gpu in facts.gpus}))
     sizes = [gpu.memory_mib / 1024 for gpu in facts.gpus]
     each = "in the smallest" if max(sizes) > 1.1 * min(sizes) else "each"
@@ -139,9 +135,7 @@ def driver(facts: Facts, needs: Needs) -> Check | None:
     """Driver 580 or later, or one whose library supports CUDA 13."""
     if needs.gpus == 0 or not facts.gpus:
         return None
-    if facts.driver in (None, "none"):
-        return Check("driver", SKIPPED, "unknown")
-    return preflight.driver(str(facts.driver), facts.driver_cuda)
+    return preflight.driver(facts.driver, facts.driver_cuda)
 
 
 def capability(facts: Facts, needs: Needs) -> Check | None:
@@ -165,10 +159,8 @@ def memory(facts: Facts, needs: Needs) -> Check:
     have, on_gpus = facts.memory_gib, bool(used(facts, needs) or needs.gpus)
     least = needs.host_gib or (None if on_gpus else CPU_HOST_GIB)
     needed = f"{least:,.0f} GiB" if least is not None else ""
-    if have is None:
-        return Check("host memory", SKIPPED, "unknown", needed)
     found = f"{have:,.0f} GiB"
-    limited = facts.cgroup_memory_gib == have and facts.host_memory_gib not in (None, have)
+    limited = have < facts.host_memory_gib
     if limited:
         found += f" (the cgroup's limit, of {facts.host_memory_gib:,.0f})"
     if least is None or have >= least:
@@ -183,12 +175,10 @@ def shared_memory(facts: Facts, needs: Needs) -> Check:
     count = needs.gpus or len(used(facts, needs))
     nccl = NCCL_SHM_MIB_PER_GPU * count if count > 1 else 0
     ray = RAY_SHM_MIB if count else RAY_CPU_SHM_MIB
-    if count and facts.memory_gib is not None:
+    if count:
         ray = min(ray, RAY_SHARE * facts.memory_gib * 1024)
     needed = f"{ray:,.0f} MiB for Ray" + (f", {nccl:,.0f} for NCCL" if nccl else "")
     have = facts.dev_shm_mib
-    if have is None:
-        return Check("/dev/shm", SKIPPED, "unknown", needed)
     found = f"{have:,.0f} MiB free"
     if have >= max(nccl, ray):
         return Check("/dev/shm", OK, found, needed)
@@ -207,7 +197,7 @@ def disk(disk: Disk, facts: Facts, needs: Needs) -> Check:
     wanted = {
         "models": (needs.download_gb, "the model", "set HF_HOME to a larger disk"),
         "run": (
-            max(0.0, needs.run_gb - (facts.written_gb or 0)), "checkpoints",
+            max(0.0, needs.run_gb - facts.written_gb), "checkpoints",
             "--run-dir on a larger disk, or lower ckpt.max_num",
         ),
     }  # fmt: skip
@@ -229,10 +219,8 @@ def disk(disk: Disk, facts: Facts, needs: Needs) -> Check:
 
 def compiler(facts: Facts) -> Check:
     """A C++ compiler on a GPU: ``torch.compile`` and Triton build kernels at run time."""
-    needed = "none without GPUs" if facts.gpus == [] else "any, for torch.compile and Triton"
-    if facts.compiler is None:
-        return Check("C++ compiler", SKIPPED, "unknown", needed)
-    if facts.compiler == "none" and facts.gpus != []:
+    needed = "any, for torch.compile and Triton" if facts.gpus else "none without GPUs"
+    if facts.compiler == "none" and facts.gpus:
         return Check("C++ compiler", FAILED, "none", needed, "apt-get install g++, or set CXX")
     return Check("C++ compiler", OK, facts.compiler, needed)
 
@@ -242,8 +230,6 @@ def cores(facts: Facts, needs: Needs) -> Check:
     count = needs.gpus or len(used(facts, needs))
     least = count + CONTROLLER_CPUS if count else 2
     needed = f"{least}" if count else f"{least} or more"
-    if facts.cores is None:
-        return Check("cores", SKIPPED, "unknown", needed)
     if facts.cores >= least:
         return Check("cores", OK, f"{facts.cores}", needed)
     if count:

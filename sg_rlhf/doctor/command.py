@@ -134,7 +134,7 @@ def verdict(checks: Sequence[Check], facts: Facts, needs: Needs) -> str:
     if failed:
         return f"cannot work: {', '.join(failed)}"
     works = f"works, with warnings: {', '.join(warned)}" if warned else "fine"
-    if needs.recipe or facts.gpus is None:
+    if needs.recipe:
         return works
     name = hardware_name(facts.gpus)
     if not name:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,35 +32,34 @@ class Disk(BaseModel):
 
 
 class Facts(BaseModel):
-    """One machine. None means unknown, and the check is skipped."""
+    """One machine."""
 
     model_config = ConfigDict(frozen=True)
 
     #: Those that CUDA_VISIBLE_DEVICES leaves. With MIG, the smallest slice alone: CUDA gives a
     #: process one slice.
-    gpus: list[Gpu] | None = None
+    gpus: list[Gpu] = []
     gpu_problem: str | None = None  # the driver's error message
-    driver: str | None = None  # such as "580.65.06", or "none"
+    driver: str = "none"  # such as "580.65.06"
     #: Newest CUDA version of the driver's library. It may be newer than the driver, with NVIDIA's
     #: package for forward compatibility.
     driver_cuda: str | None = None
-    nvlink: Links | None = None  # None also for a single GPU
-    host_memory_gib: float | None = None
+    nvlink: Links | None = None  # None for a single GPU
+    host_memory_gib: float = 0.0
     cgroup_memory_gib: float | None = None  # limit of this container or job; None without one
-    dev_shm_mib: float | None = None  # free
-    disks: list[Disk] | None = None
-    compiler: str | None = None  # C++, or "none"
-    cores: int | None = None  # by affinity and quota
-    written_gb: float | None = None  # size of the run directory, of a resumed run
+    dev_shm_mib: float = 0.0  # free
+    disks: list[Disk] = []
+    compiler: str = "none"  # C++
+    cores: int = 1  # by affinity and quota
+    written_gb: float = 0.0  # size of the run directory, of a resumed run
     ray_address: str | None = None  # of the cluster that a run would join
 
     @property
-    def memory_gib(self) -> float | None:
+    def memory_gib(self) -> float:
         """Host memory that a run can use, GiB."""
-        known = [m for m in (self.host_memory_gib, self.cgroup_memory_gib) if m is not None]
-        return min(known, default=None)
+        return min(self.host_memory_gib, self.cgroup_memory_gib or math.inf)
 
     @property
     def run_disk_gb(self) -> float | None:
-        """Free space where the run is written, GB."""
-        return next((d.free_gb for d in self.disks or () if "run" in d.holds), None)
+        """Free space where the run is written, GB; None where that is no disk."""
+        return next((d.free_gb for d in self.disks if "run" in d.holds), None)

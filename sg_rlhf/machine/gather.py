@@ -18,8 +18,8 @@ def gather(run_dir: Path = Path("runs")) -> Facts:
     """The facts of this machine, for a run that writes to ``run_dir``."""
     compiler = (shlex.split(os.environ.get("CXX", "")) or ["g++"])[0]
     rest = {
-        "host_memory_gib": _gib(resources.memory()),
-        "cgroup_memory_gib": _gib(resources.memory_limit()),
+        "host_memory_gib": _gib(resources.memory() or resources.usable_memory()),
+        "cgroup_memory_gib": _gib(limit) if (limit := resources.memory_limit()) else None,
         "dev_shm_mib": _free_mib(Path("/dev/shm")),
         "disks": disks({"run": run_dir, "models": hub_cache()}),
         "compiler": shutil.which(compiler) or "none",
@@ -31,8 +31,8 @@ def gather(run_dir: Path = Path("runs")) -> Facts:
     return detect().model_copy(update=rest)
 
 
-def _gib(size: int | None) -> float | None:
-    return None if size is None else round(size / 2**30, 1)
+def _gib(size: int) -> float:
+    return round(size / 2**30, 1)
 
 
 def _free_mib(folder: Path) -> float:

@@ -40,7 +40,7 @@ def detect(environment: Mapping[str, str] = os.environ) -> Facts:
 
 
 def _without(problem: str | None = None) -> Facts:
-    return Facts(gpus=[], gpu_problem=problem, driver="none")
+    return Facts(gpu_problem=problem)
 
 
 def _ask(environment: Mapping[str, str]) -> Facts:
@@ -144,4 +144,4 @@ def hardware_name(gpus: Sequence[Gpu]) -> str:
 def visible_devices() -> list[str]:
     """The GPUs that this process may use, by the names that CUDA_VISIBLE_DEVICES has for them."""
     chosen = visible_gpus()
-    return [str(i) for i in range(len(detect().gpus or ()))] if chosen is None else chosen
+    return [str(i) for i in range(len(detect().gpus))] if chosen is None else chosen

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -87,10 +86,11 @@ def of_machine(facts: Facts, nodes: int = 1, *, gpus: Sequence[Gpu] | None = Non
     Args:
         gpus: the GPUs of a node that count; None for all.
     """
-    found = (facts.gpus or ()) if gpus is None else gpus
-    memory = math.inf if facts.memory_gib is None else facts.memory_gib
+    found = facts.gpus if gpus is None else gpus
     if not found:
-        return Hardware(nodes=nodes, host_memory_gib=memory, disk_free_gb=facts.run_disk_gb)
+        return Hardware(
+            nodes=nodes, host_memory_gib=facts.memory_gib, disk_free_gb=facts.run_disk_gb
+        )
     smallest = min(found, key=lambda gpu: gpu.memory_mib)
     reported = smallest.memory_mib / 1024
     kind, gpu = gpu_of(smallest.name, reported)
@@ -99,6 +99,6 @@ def of_machine(facts: Facts, nodes: int = 1, *, gpus: Sequence[Gpu] | None = Non
     linked = len(found) == 1 or facts.nvlink == "all"
     return Hardware(
         nodes=nodes, gpus_per_node=len(found), gpu=kind, gpu_memory_gib=usable,
-        host_memory_gib=memory, disk_free_gb=facts.run_disk_gb,
+        host_memory_gib=facts.memory_gib, disk_free_gb=facts.run_disk_gb,
         link="nvlink" if linked and gpu.nvlink else "pcie",
     )  # fmt: skip

@@ -183,7 +183,9 @@ def test_disks_are_summed_by_file_system() -> None:
     needs = Needs(gpus=8, recipe=True, download_gb=15, run_gb=500)
 
     def judged(*disks: Disk, written: float = 0) -> list[Check]:
-        facts = Facts(gpus=[H100] * 8, disks=list(disks), written_gb=written)
+        facts = Facts(
+            gpus=[H100] * 8, driver="580.95.05", disks=list(disks), written_gb=written
+        )
         return [one for one in check(facts, needs) if one.name == "disk"]
 
     together = Disk(holds=["models", "run"], path="/", free_gb=510)
@@ -226,7 +228,7 @@ def test_cores(gpus: int, cores: int, status: str) -> None:
 def test_a_compiler() -> None:
     assert machine_checks.compiler(Facts(compiler="none", gpus=[H100])).status == FAILED
     assert machine_checks.compiler(Facts(compiler="none", gpus=[])).status == OK
-    assert machine_checks.compiler(Facts(compiler="g++")).status == OK
+    assert machine_checks.compiler(Facts(compiler="g++", gpus=[H100])).status == OK
 
 
 def test_nothing_is_to_do_where_all_is_well(tmp_path: Path) -> None:
@@ -282,9 +284,3 @@ def test_gpus_of_models_that_do_not_share() -> None:
     checks = checks_of(EIGHT, SEVEN, *apart, "vllm.num_engines=4", "actor.num_gpus_per_node=2",
                        "ref.num_gpus_per_node=2")  # fmt: skip
     assert next(one for one in checks if one.name == "GPUs").needed == "8"
-
-
-def test_unknown_is_no_failure() -> None:
-    checks = check(Facts(), of_hardware("8x80gb"))
-    assert exit_status(checks) == 0 and len(named(checks, SKIPPED)) == 5
-    assert exit_status(check(Facts(), of_hardware(""))) == 0

@@ -29,7 +29,7 @@ def test_a_machine_with_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     install(monkeypatch, H100, H100)
     found = gather(tmp_path)
-    assert [gpu.name for gpu in found.gpus or []] == [H100[0]] * 2
+    assert [gpu.name for gpu in found.gpus] == [H100[0]] * 2
     assert (found.driver, found.driver_cuda, found.nvlink) == ("580.95.05", "13.0", "all")
     assert Facts.model_validate_json(found.model_dump_json()) == found
 
@@ -52,5 +52,5 @@ def test_what_a_run_directory_has_already(tmp_path: Path) -> None:
 def test_the_machines_that_are_described() -> None:
     for name in NAMES:
         found = described(name)
-        assert found.gpus is not None and found.memory_gib and found.disks
+        assert found.memory_gib and found.disks
         assert Facts.model_validate_json(found.model_dump_json()) == found

@@ -110,7 +110,7 @@ def test_a_driver_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
         gpus=[], driver="none", gpu_problem="the driver did not answer within 0.1 s"
     )
     answer.set()
-    assert len(detect().gpus or []) == 1
+    assert len(detect().gpus) == 1
 
 
 def test_without_a_driver_there_are_no_gpus_and_a_fault_is_quoted(
