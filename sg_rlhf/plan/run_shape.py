@@ -81,7 +81,6 @@ class RunShape:
     temperature: float = _key("rollout.temperature")
     checkpointing: bool = _key("actor.gradient_checkpointing_enable")
     packing: bool = _key("ds.packing_samples")
-    dealt: bool  # samples are balanced by length
     logits: Logits
 
     # checkpoints
@@ -184,7 +183,6 @@ def run_shape(config: Config) -> RunShape | None:
         rollout_tokens=(value("rollout.max_tokens_per_gpu") or train_tokens) if dynamic else None,
         epochs=value("train.max_epochs") * (2 if config.sg.update == "lopti" else 1),
         max_new_tokens=min(value("rollout.max_new_tokens") or max_len, max_len),
-        dealt=not dynamic,
         logits=_logits(config, model),
         save_steps=max(0, value("ckpt.save_steps")),
         save_optimizer=not value("ckpt.disable_ds"),

@@ -77,8 +77,8 @@ class Assumptions:
     call_seconds: float = 0.0015
     #: One tensor in a bucket: gathered and freed by ZeRO-3, copied, loaded.
     packed_seconds: float = 0.0005
-    #: Share of the ranks' time that is work, not waiting: samples balanced by length, dynamic
-    #: batches, upstream's order. Means of lab/bench/results/waiting_ranks.json, whose draws reach
+    #: Share of the ranks' time that is work, not waiting: packed samples balanced by length, dynamic
+    #: batches, padded samples. Means of lab/bench/results/waiting_ranks.json, whose draws reach
     #: from 0.86, 0.85 and 0.39.
     balanced: float = 0.99
     dynamic: float = 0.96
@@ -103,7 +103,7 @@ class Assumptions:
             return 1.0
         if run.train_tokens:
             return self.dynamic
-        return self.balanced if run.dealt and run.packing else self.unbalanced
+        return self.balanced if run.packing else self.unbalanced
 
 
 DEFAULT = Assumptions()
@@ -331,7 +331,7 @@ def _passes(
 def micro_batches(run: RunShape, given: Assumptions, samples: int, size: int, limit: int) -> float:
     """Micro-batches of a rank: packed ones have ``limit`` tokens, others ``size`` samples."""
     of_rank = samples / run.ranks
-    if run.packing and (run.dealt or run.train_tokens):
+    if run.packing:
         tokens = given.mean_response(run) + given.prompt(run)
         return math.ceil(of_rank * tokens / limit)
     return math.ceil(of_rank / size)

@@ -107,15 +107,15 @@ def test_memory_of_the_host_has_no_time_and_a_cpu_no_estimate() -> None:
     assert time_plan(run_of(), named("cpu")) is None
 
 
-def test_ranks_wait_by_how_samples_are_dealt() -> None:
+def test_ranks_wait_by_how_samples_are_batched() -> None:
     """lab/bench/waiting_ranks.py has more of it."""
     balanced, dynamic = run_of(), run_of(train_tokens=16384)
-    upstreams, padded = run_of(dealt=False), run_of(packing=False)
-    shares = [DEFAULT.working(run) for run in (balanced, dynamic, upstreams, padded)]
-    assert shares == [DEFAULT.balanced, DEFAULT.dynamic, DEFAULT.unbalanced, DEFAULT.unbalanced]
+    padded = run_of(packing=False)
+    shares = [DEFAULT.working(run) for run in (balanced, dynamic, padded)]
+    assert shares == [DEFAULT.balanced, DEFAULT.dynamic, DEFAULT.unbalanced]
     alone, _ = on_gpus(balanced, 1)
     assert DEFAULT.working(alone) == 1.0
-    assert seconds(upstreams) > seconds(balanced)
+    assert seconds(padded) > seconds(balanced)
 
 
 def test_sampling_waits_for_the_longest_response_and_for_a_place_in_the_cache() -> None:
@@ -134,7 +134,7 @@ def test_python_between_layers_limits_small_micro_batches() -> None:
     """The step that an H100 measured (stage e): 63 s, of which 30 s were the update's passes."""
     run = run_of(
         "Qwen/Qwen2.5-0.5B", prompts=16, group=8, train_batch=128, train_micro=4, epochs=1,
-        max_new_tokens=512, eager_engines=True, dealt=False,
+        max_new_tokens=512, eager_engines=True, packing=False,
     )  # fmt: skip
     run, hardware = on_gpus(run, 1)
     # Without leaf modules, and 4 samples in each micro-batch.
@@ -178,7 +178,7 @@ def test_packed_micro_batches_are_filled_to_the_tokens_of_the_plan() -> None:
     """256 samples of 1,365 tokens on 8 ranks, 20,480 in a micro-batch: 3 for an optimizer step."""
     run, _ = on_gpus(run_of(train_micro=4), 8)
     assert planned.training_micro_batches(run) == 6
-    assert planned.training_micro_batches(replace(run, dealt=False)) == 16
+    assert planned.training_micro_batches(replace(run, packing=False)) == 16
     assert planned.training_micro_batches(replace(run, train_micro=8)) == 4
     alone, _ = on_gpus(run, 1)
     assert planned.training_micro_batches(alone) == 2 * -(-256 * 1365 // 20_480)
@@ -198,7 +198,7 @@ def test_host_sums_cross_pcie_in_each_micro_batch_only_where_deepspeed_keeps_the
         assert 0 <= most - row["while_summing"] <= 1
         assert planned.gradient_transfers(replace(run, adam_offload=False)) == 0
         run, hardware = on_gpus(run, 1)
-        more = replace(run, train_micro=1, dealt=False)
+        more = replace(run, train_micro=1, packing=False)
         fewer = replace(more, train_micro=4)
         crossing = planned.update(more, hardware) - planned.update(
             replace(more, adam_offload=False), hardware
