@@ -2,7 +2,7 @@
 
 Each line says what was found, what is needed and what to do. Checked are GPUs, driver, memory,
 shared memory, disk, compiler and cores. With a recipe, its memory plan, files, model and servers
-are checked too. Before the installation, `python3 -m sg_rlhf.doctor.preflight` checks driver and GPUs.
+are checked too. Before the installation `python3 -m sg_rlhf.doctor.preflight` checks the GPUs.
 Exit status: 0 fine, 1 works with warnings, 2 cannot work.
 """
 

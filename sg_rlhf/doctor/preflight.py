@@ -3,7 +3,8 @@
     python3 -m sg_rlhf.doctor.preflight
 
 scripts/bootstrap.sh runs this before it downloads packages for ``cpu`` or ``cuda``, and checks
-Python, compiler and disk itself. Standard library and Python 3.8 only. Exit status: 0 fine, 1 warnings, 2 cannot work.
+Python, compiler and disk itself. Standard library and Python 3.8 only. Exit status: 0 fine, 1
+warnings, 2 cannot work.
 
 torch 2.13 has CUDA 13.0. CUDA 13 needs driver 580 or later
 (docs.nvidia.com/deploy/cuda-compatibility); an older driver supports it with NVIDIA's package for

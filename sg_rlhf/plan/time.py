@@ -77,9 +77,9 @@ class Assumptions:
     call_seconds: float = 0.0015
     #: One tensor in a bucket: gathered and freed by ZeRO-3, copied, loaded.
     packed_seconds: float = 0.0005
-    #: Share of the ranks' time that is work, not waiting: packed samples balanced by length, dynamic
-    #: batches, padded samples. Means of lab/bench/results/waiting_ranks.json, whose draws reach
-    #: from 0.86, 0.85 and 0.39.
+    #: Share of the ranks' time that is work, not waiting: packed samples balanced by length,
+    #: dynamic batches, padded samples. Means of lab/bench/results/waiting_ranks.json, whose draws
+    #: reach from 0.86, 0.85 and 0.39.
     balanced: float = 0.99
     dynamic: float = 0.96
     unbalanced: float = 0.67

@@ -32,13 +32,13 @@ def test_commands_are_those_of_this_environment(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     text = (
-        "make it with `sg-rlhf data`; `sg-rlhf serve` or python -m eval.run, python -m x"
+        "make it with `python -m sg_rlhf.data`; `sg-rlhf serve` or python -m eval.run, python -m x"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(ENVIRONMENT))
     assert as_typed(text) == text and script("no-such-program") == "no-such-program"
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    given = f"make it with `{ENVIRONMENT}/sg-rlhf data`; "
+    given = f"make it with `{ENVIRONMENT}/python -m sg_rlhf.data`; "
     given += f"`{ENVIRONMENT}/sg-rlhf serve` or {ENVIRONMENT}/python -m eval.run, python -m x"
     assert as_typed(text) == given
     assert as_typed(given) == given
@@ -52,7 +52,7 @@ def test_the_next_command_of_data_runs_as_printed(tmp_path: Path, activated: boo
     environment = os.environ | {"PATH": path}
     out = tmp_path / "made"
     made = subprocess.run(
-        [sys.executable, "-m", "sg_rlhf", "data", "kk", "--out", out, "--generate", "people=2",
+        [sys.executable, "-m", "sg_rlhf.data", "kk", "--out", out, "--generate", "people=2",
          "per_size=16", "test_per_size=4", "seed=0"],
         cwd=ROOT, env=environment, capture_output=True, text=True, check=True,
     )  # fmt: skip

@@ -47,9 +47,7 @@ def run_script(
 @pytest.mark.parametrize("domain", ["kk", "math", "search"])
 def test_a_dry_run_prints_the_recipe_on_its_hardware(tree: Path, domain: str) -> None:
     more = ["sg.search.url=http://127.0.0.1:9/retrieve"] if domain == "search" else []
-    found = run_script(
-        tree, domain, "--dry-run", "actor.adam.lr=2e-6", *more, SG_HARDWARE="4x40gb"
-    )
+    found = run_script(tree, domain, "--dry-run", "actor.adam.lr=2e-6", *more, SG_HARDWARE="4x40gb")
     assert found.returncode == 0, found.stderr
     assert found.stdout.startswith("prepared\n")
     assert "num_gpus_per_node: 4" in found.stdout and "lr: 2.0e-06" in found.stdout

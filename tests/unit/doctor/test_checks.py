@@ -183,9 +183,7 @@ def test_disks_are_summed_by_file_system() -> None:
     needs = Needs(gpus=8, recipe=True, download_gb=15, run_gb=500)
 
     def judged(*disks: Disk, written: float = 0) -> list[Check]:
-        facts = Facts(
-            gpus=[H100] * 8, driver="580.95.05", disks=list(disks), written_gb=written
-        )
+        facts = Facts(gpus=[H100] * 8, driver="580.95.05", disks=list(disks), written_gb=written)
         return [one for one in check(facts, needs) if one.name == "disk"]
 
     together = Disk(holds=["models", "run"], path="/", free_gb=510)
