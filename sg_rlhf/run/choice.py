@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sg_rlhf.common import resources
 from sg_rlhf.config import load_config
-from sg_rlhf.config.builtin_recipes import ALGORITHM, HARDWARE, short_name
+from sg_rlhf.config.builtin_recipes import ALGORITHM, CONFIGS, HARDWARE, short_name
 from sg_rlhf.launch import data_commands
 from sg_rlhf.machine import names
 from sg_rlhf.machine.gpus import detect, hardware_name
@@ -146,7 +146,9 @@ def choose(request: Request) -> Choice:
     config = load_config(parts, tuple(request.overrides))
     prompts = str(config.value("data.prompt_dataset") or f"data/{request.domain}/train.jsonl")
     data = data_commands.COMMANDS.get(str(Path(prompts).parent), "").split()
-    retriever = request.domain == "search" and "sg.search.url" not in config.origin
+    # Shipped recipes have the address of a retriever that this command starts.
+    address = Path(config.origin.get("sg.search.url", ""))
+    retriever = request.domain == "search" and address.is_relative_to(CONFIGS.resolve())
     if retriever and not data:
         raise ChoiceError(
             "name a search engine: sg.search.url=http://HOST:PORT/retrieve; `sg-rlhf serve` is one"

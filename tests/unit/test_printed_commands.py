@@ -52,7 +52,7 @@ def test_the_next_command_of_data_runs_as_printed(tmp_path: Path, activated: boo
     environment = os.environ | {"PATH": path}
     out = tmp_path / "made"
     made = subprocess.run(
-        [sys.executable, "-m", "sg_rlhf.data", "kk", "--out", out, "--generate", "people=2",
+        [sys.executable, "-m", "sg_rlhf", "data", "kk", "--out", out, "--generate", "people=2",
          "per_size=16", "test_per_size=4", "seed=0"],
         cwd=ROOT, env=environment, capture_output=True, text=True, check=True,
     )  # fmt: skip
