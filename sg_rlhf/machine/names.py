@@ -188,7 +188,7 @@ def settings(layout: Layout) -> dict[str, dict[str, Any]]:
     """The recipe keys that depend on number and size of the GPUs, as a nested mapping.
 
     The others are in configs/hardware/gpus.yaml. These fit the largest models; for smaller ones the
-    plan chooses faster settings (`sg_rlhf.plan.of_recipe.fitted`).
+    plan chooses faster settings (`sg_rlhf.plan.load.fitted`).
 
     On a single GPU ZeRO-3 saves nothing, and ZeRO-2
     takes a third of its time (lab/bench/results/zero_stages.json). GPUs of 24 and 40 GB train one

@@ -15,8 +15,8 @@ from sg_rlhf.doctor.command import table
 from sg_rlhf.doctor.recipe import judge
 from sg_rlhf.machine.facts import Disk, Facts, Gpu
 from sg_rlhf.machine.hardware import named as named_hardware
-from sg_rlhf.plan.memory import MemoryPlan
 from sg_rlhf.plan.load import load_fitted
+from sg_rlhf.plan.memory import MemoryPlan
 from sg_rlhf.plan.phases import DOWNLOAD, PROCESSES
 from sg_rlhf.plan.run_shape import run_shape
 from tests.unit.doctor.described import NAMES, described
