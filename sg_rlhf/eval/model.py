@@ -45,7 +45,7 @@ def find_model(name: str, revision: str | None) -> Model:
         if revision is not None:
             raise EvalError(f"--revision {revision}: {name} is a folder, which has no revisions")
         return Model(name, str(folder.resolve()), None, fingerprint(folder))
-    if name.startswith((".", "/", "~")) or name.count("/") != 1:
+    if "/" not in name or not model_folder.is_hub_id(name):
         raise EvalError(f"--model {name}: no such folder, and not a hub id such as Qwen/Qwen2.5-7B")
     commit = _hub_commit(name, revision)
     digest = hashlib.sha256(f"{name}@{commit}".encode()).hexdigest()

@@ -42,7 +42,7 @@ from sg_rlhf.tasks import registry
 from sg_rlhf.tasks.codec import TokenizerCodec
 from sg_rlhf.tasks.domain import Domain
 from sg_rlhf.tasks.questions import EvalError, Missing
-from sg_rlhf.tasks.suite import Benchmark, Prepared, Setup, Suite
+from sg_rlhf.tasks.suite import NEEDS_TOKENS, Benchmark, Prepared, Setup, Suite
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -128,10 +128,7 @@ def evaluate(line: CommandLine, console: Console) -> int:
         asked, request = as_chats(args, prepared, target().tokenizer)
         environment = prepared.environment or suites.environment_of(domain, run_settings)
         if environment is not None and target().tokenizer is None:
-            raise EvalError(
-                "--engine openai: dialogues need token ids, which a vLLM server returns, and "
-                "the tokenizer of its model; give --model as a folder or hub id"
-            )
+            raise EvalError(NEEDS_TOKENS)
         model = target().model
         seen = contamination.find_training_overlap(suite, asked, model.name, run, args.train_data)
         samples, request = fit(args, suite, asked, request, target())

@@ -35,6 +35,11 @@ BatchGrader: TypeAlias = Callable[[Sequence[tuple[str, Any]]], list[Grade]]
 Results: TypeAlias = Mapping[str, Any]
 #: What `--grader` and the tables call the suite's own grader.
 OURS = "ours"
+#: Why dialogues cannot be asked of a server that exchanges text.
+NEEDS_TOKENS = (
+    "--engine openai: dialogues need token ids, which a vLLM server returns, and the tokenizer of "
+    "its model; give --model as a folder or hub id"
+)
 FinishReason: TypeAlias = Literal["stop", "length", "prompt_too_long"]
 
 

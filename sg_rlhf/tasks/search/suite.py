@@ -26,6 +26,7 @@ from sg_rlhf.tasks.search.sets import published
 from sg_rlhf.tasks.search.sets.published import QaSet
 from sg_rlhf.tasks.search.settings import SearchSettings
 from sg_rlhf.tasks.suite import (
+    NEEDS_TOKENS,
     Benchmark,
     Prepared,
     Report,
@@ -88,10 +89,7 @@ def prepare(setup: Setup) -> Prepared:
     url = retriever_process.address(options["retriever"]) if options["retriever"] else None
     settings = settings_of(options, url)
     if setup.tokenizer is None:
-        raise EvalError(
-            "--engine openai: dialogues need token ids, which a vLLM server returns, and the "
-            "tokenizer of its model; give --model as a folder or hub id"
-        )
+        raise EvalError(NEEDS_TOKENS)
     missing = []
     folder = setup.data_dir
     if folder is None and DATA.is_dir():

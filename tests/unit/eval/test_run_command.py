@@ -73,15 +73,6 @@ def test_a_mistake_is_one_line(arguments, message, tmp_path, puzzle_folder, caps
     assert sorted(os.listdir(puzzle_folder)) == before
 
 
-@pytest.mark.parametrize("flag", ["--limit", "--tensor-parallel"])
-@pytest.mark.parametrize("value", ["0", "-1", "x"])
-def test_counts_are_positive(flag, value, capsys):
-    with pytest.raises(SystemExit) as stop:
-        main([flag, value])
-    assert stop.value.code == 2
-    assert flag in capsys.readouterr().err
-
-
 def copied_model(folder: Path) -> Path:
     folder.mkdir()
     for path in TINY.iterdir():
