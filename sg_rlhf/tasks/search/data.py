@@ -31,10 +31,7 @@ _COLUMNS = frozenset(
 
 @dataclass(frozen=True)
 class Question:
-    """A question and its gold answers, any of which is right.
-
-    `source` names the data set (nq, hotpotqa, ...): accuracies are reported by it.
-    """
+    """A question of a data set (`source`), and its gold answers, any of which is right."""
 
     id: str
     text: str
@@ -43,24 +40,16 @@ class Question:
 
     @property
     def key(self) -> str:
-        """What makes two questions the same: letters and digits, without case."""
+        """Letters and digits in lower case: equal for equal questions."""
         return re.sub(r"[\W_]+", " ", self.text.lower()).strip()
 
 
 def split(
     train: Sequence[Question], test: Sequence[Question] | None, test_fraction: float, seed: int
 ) -> tuple[list[Question], list[Question], dict[str, int]]:
-    """Train and test questions without overlap; of each that comes twice the first is kept.
+    """Train and test questions without overlap or duplicates, and the numbers of dropped ones.
 
-    Args:
-        test: a train question that is also in it is dropped; None: hold out `test_fraction` of each
-            source, at random by `seed`.
-
-    Returns:
-        Train questions, test questions, and the numbers of those that were dropped.
-
-    Raises:
-        DataError: the fraction is outside [0, 1).
+    `test=None` holds out `test_fraction` of each source, at random by `seed`.
     """
     unique, duplicates, conflicts = _drop_duplicates(train)
     overlap = 0
@@ -86,10 +75,7 @@ def split(
 
 
 def to_records(questions: Iterable[Question], style: Style) -> Iterator[dict[str, Any]]:
-    """The JSONL records that OpenRLHF's loader reads: `input`, `answer`, `datasource`, our own.
-
-    `answer` is a label: a JSON array of the golds.
-    """
+    """The JSONL records that OpenRLHF's loader reads; `answer` is a JSON array of the golds."""
     for question in questions:
         yield {
             "input": build_prompt(question.text, style),
@@ -103,14 +89,12 @@ def to_records(questions: Iterable[Question], style: Style) -> Iterator[dict[str
 def read_questions(
     path: str | Path, source: str | None = None, on_row: ProgressCallback | None = None
 ) -> list[Question]:
-    """Read and check a file: parquet or JSONL, of Search-R1's shape, FlashRAG's, or our own.
+    """Read and check a parquet or JSONL file of Search-R1's shape, FlashRAG's, or our own.
 
-    A row needs `question` (not empty) and its golds: `golden_answers`,
-    `reward_model.ground_truth.target`, or our `answer`. `source` is that of rows that name none.
+    `source` is that of rows that name none.
 
     Raises:
-        DataError: one line with the file, the row (counted from 1), the field, its value and what
-            was expected.
+        DataError: names the file, the row (counted from 1), the field and its value.
     """
     path = Path(path)
 

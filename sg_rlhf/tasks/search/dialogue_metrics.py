@@ -52,13 +52,7 @@ def _written(value: float | None, style: str) -> str:
 
 
 def of_benchmark(rows: Sequence[Mapping[str, Any]], failures: int) -> dict[str, float | None]:
-    """The metrics of a benchmark's dialogues; means over questions unless the name says otherwise.
-
-    A dialogue without room for a turn counts as 0. `seconds_per_search` is None without a search.
-
-    Args:
-        failures: dialogues that were aborted, and repeated later, because a search failed.
-    """
+    """The metrics of a benchmark's dialogues; `failures` were repeated because a search failed."""
 
     def total(name: str) -> float:
         return float(sum(row["dialogue"].get(name, 0.0) for row in rows))

@@ -9,16 +9,9 @@ from sg_rlhf.tasks.search.protocol import answer_of
 
 
 def grade(response: str, label: str) -> Grade:
-    """+1 for a right answer and -1 otherwise (Eq. 20 of arXiv 2511.00066), by exact match.
+    """+1 for an exact match and -1 otherwise (Eq. 20 of arXiv 2511.00066), without a search engine.
 
-    For answering without a search engine: the baseline beside the agent, which grades its
-    dialogues itself, with the same grader.
-
-    Args:
-        label: a JSON array of gold answers.
-
-    Raises:
-        ValueError: the label is something else.
+    `label` is a JSON array of gold answers.
     """
     return score(answer_of(response), parse_golds(label))
 

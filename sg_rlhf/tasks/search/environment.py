@@ -45,10 +45,8 @@ _NO_WORD = re.compile(r"[^\w\s]")
 class SearchEnvironment(Environment):
     """Search dialogues with one retriever.
 
-    Args:
-        settings: `sg.search.*`.
-        strict: a failed search aborts its episode. Otherwise the model is told, and too many of
-            them (`max_failure_rate`) stop the run.
+    With `strict` a failed search aborts its episode. Otherwise the model is told, and too many
+    failures (`max_failure_rate`) stop the run.
     """
 
     stop = STOP_STRINGS
@@ -84,12 +82,7 @@ class SearchEnvironment(Environment):
         await self.client.aclose()
 
     async def search(self, query: str) -> list[Passage] | None:
-        """The passages that a query finds, best first; None: the search failed.
-
-        Raises:
-            EpisodeAborted: it failed, and `strict` is set.
-            EnvironmentFailed: too many of the latest searches failed.
-        """
+        """The passages that a query finds, best first; None if the search failed."""
         try:
             passages = await self.client.search(query)
         except RetrieverError as error:
@@ -153,10 +146,8 @@ class SearchEpisode:
     def grade(self) -> Grade:
         """Exact match of the answer.
 
-        `format_ok`: it ended in an answer, every action was valid, and no search result was made
-        up. In `logs`, `search_seconds` is the time of all searches, `gold_retrieved` says whether
-        a reference answer stands in what the model was shown, `answer_retrieved` whether its own
-        answer does.
+        `format_ok`: the dialogue ended in an answer, every action was valid, and no search result
+        was made up. `logs["gold_retrieved"]`: a reference answer is in the passages shown.
         """
         found = score(self._answer, self._golds, self._settings.reward)
         shown = "\n".join(self._retrieved)
@@ -200,10 +191,9 @@ class SearchEpisode:
 def encode_passages(passages: Sequence[Passage], codec: Codec, cap: int) -> tuple[list[int], str]:
     """A search result as token ids, at most `cap`, and as the text that they stand for.
 
-    What the tokenizer makes of a text counts, not the text: one that normalises (NFKC) reads a
-    fullwidth `＜answer＞` as the tag, and a tag with a soft hyphen in it may lose that. Where its
-    reading has a tag too many, or a control token, the passages are neutralised as it reads them;
-    and where even that does not help, all but letters and digits go.
+    A tokenizer that normalises (NFKC) reads a fullwidth `＜answer＞` as the tag. Where its reading
+    has a tag too many, or a control token, the passages are neutralised as it reads them. If that
+    does not help, all but letters and digits go.
     """
     empty = "\n".join(f"Doc {number}(" for number in range(1, len(passages) + 1))
     frame = codec.encode(f"{OBSERVATION_START}{empty}{OBSERVATION_END}")
@@ -232,10 +222,7 @@ def encode_passages(passages: Sequence[Passage], codec: Codec, cap: int) -> tupl
 
 
 def encode_observation(body: str, codec: Codec, cap: int) -> list[int]:
-    """Token ids of a search result with its tags, at most `cap` of them.
-
-    The reference cuts the closing tag off with the rest; here the text is cut and the block closed.
-    """
+    """Token ids of a search result with its tags, at most `cap`: the text is cut, the tag kept."""
     token_ids = codec.encode(f"{OBSERVATION_START}{body}{OBSERVATION_END}")
     if len(token_ids) <= cap:
         return token_ids

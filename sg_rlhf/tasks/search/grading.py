@@ -26,17 +26,13 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 def score(answer: str | None, golds: Sequence[str], scheme: Scheme = "sign") -> Grade:
     """Grade the answer that a dialogue ended with; None means that it ended without one.
 
-    | scheme   | right | wrong | no answer |                                            |
-    |----------|-------|-------|-----------|--------------------------------------------|
-    | `sign`   | +1    | -1    | -1        | Eq. 20 of arXiv 2511.00066                 |
-    | `binary` | 1     | 0     | 0         | Search-R1's                                |
-    | `f1`     | 1     | F1    | 0         | partial credit; `correct` stays exact match |
+    | scheme   | right | wrong | no answer |                            |
+    |----------|-------|-------|-----------|----------------------------|
+    | `sign`   | +1    | -1    | -1        | Eq. 20 of arXiv 2511.00066 |
+    | `binary` | 1     | 0     | 0         | Search-R1's                |
+    | `f1`     | 1     | F1    | 0         | partial credit             |
 
-    `logs["f1"]` is the best token F1 over the golds, whatever the scheme; `format_ok` says whether
-    there is an answer with any text.
-
-    Raises:
-        ValueError: there is no gold, or the scheme is unknown.
+    `correct` is exact match and `logs["f1"]` the best token F1 over the golds in every scheme.
     """
     if scheme not in SCHEMES:
         raise ValueError(f"unknown reward scheme {scheme!r}, expected one of {', '.join(SCHEMES)}")
@@ -83,11 +79,7 @@ def occurs_in(answer: str, text: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def parse_golds(label: str) -> tuple[str, ...]:
-    """The gold answers of a data set's `answer` field, a JSON array of strings.
-
-    Raises:
-        ValueError: anything else, no gold, or an empty one.
-    """
+    """The gold answers of an `answer` field; ValueError unless it is a JSON array of strings."""
     golds = decode_golds(label)
     if golds is None:
         raise ValueError(

@@ -26,11 +26,7 @@ _INSTRUCTIONS = (
 
 
 def build_prompt(question: str, style: Style = "search_r1") -> str:
-    """The text of the user's turn; ends in a question mark and a newline, as the reference's does.
-
-    `style`: `search_r1`, or `short`: the bare question, for a model whose whole context would be
-    half full with the instructions.
-    """
+    """The user's turn, which ends in a question mark and a newline; `short`: the bare question."""
     text = question.strip()
     if not text.endswith("?"):
         text += "?"

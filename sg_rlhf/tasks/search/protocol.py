@@ -12,12 +12,10 @@ What the model may write, and what comes of it:
 | a tag inside a query or an answer       | it is part of the query's or the answer's text    |
 
 A block runs from the first opening tag of its kind to the first closing tag behind it, as in the
-reference; one action is taken for a turn, so a turn with a thousand queries searches once. An
-answer comes from the model's own text alone: the dialogue keeps that apart from retrieved text by
-token positions, never by looking for tags.
+reference. A turn has one action. An answer comes from the model's own text alone.
 
-Retrieved text stays data: protocol tags and the model's control tokens in it are rewritten, so that
-it cannot close its block, open an answer, or end the turn.
+Protocol tags and control tokens in retrieved text are rewritten, so that it cannot close its block,
+open an answer, or end the turn.
 """
 
 from __future__ import annotations
@@ -114,11 +112,7 @@ def claims_information(turn: str) -> bool:
 
 
 def sanitize(text: str, control_tokens: Iterable[str] = ()) -> str:
-    """Retrieved text that can neither close its block nor steer the dialogue.
-
-    Protocol tags, in any case and spacing, get square brackets; headings that imitate ours get a
-    space; strings that the tokenizer would read as control tokens (`<|im_end|>`) are broken up.
-    """
+    """Retrieved text without protocol tags, headings like ours, or control tokens."""
     text = _TAG.sub(r"[\1]", text)
     # What is left was nested or has no end.
     text = _TAG_START.sub("[", text)
@@ -140,11 +134,7 @@ def headings(text: str) -> list[str]:
 
 
 def format_passages(passages: Sequence[Passage], control_tokens: Iterable[str] = ()) -> str:
-    """The inside of an observation: `Doc 1(Title: "...") text`, a line for each passage.
-
-    Args:
-        control_tokens: see `sanitize`.
-    """
+    """The inside of an observation: a line `Doc 1(Title: "...") text` per passage."""
     if not passages:
         return NOTHING_FOUND
     tokens = list(control_tokens)

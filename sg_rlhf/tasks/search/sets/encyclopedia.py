@@ -102,17 +102,9 @@ class Encyclopedia:
 def build(
     seed: int, *, people: int = 200, towns: int = 48, test_share: float = 0.25
 ) -> Encyclopedia:
-    """The encyclopedia of a seed: the same arguments give the same one.
+    """The encyclopedia of a seed; `test_share` of people and of towns is held out.
 
     A person has four questions (craft, town, land, river: the last two with two hops), a town two.
-
-    Args:
-        people: at most `MAX_PEOPLE`.
-        towns: at least 4 and at most `MAX_TOWNS`.
-        test_share: of people and of towns, held out.
-
-    Raises:
-        ValueError: an argument outside its range.
     """
     if not 4 <= towns <= MAX_TOWNS:
         raise ValueError(f"towns={towns}: expected 4 to {MAX_TOWNS}")

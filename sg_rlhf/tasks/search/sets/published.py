@@ -30,15 +30,7 @@ _CLOSED_BOOK = (
 
 @dataclass(frozen=True)
 class QaSet:
-    """One published set.
-
-    Attributes:
-        name: FlashRAG's folder.
-        split: FlashRAG's file, without its ending.
-        size: questions of the whole split.
-        published: when, YYYY-MM.
-        trained: the recipes train on its training split.
-    """
+    """One published set: FlashRAG's folder `name` and file `split`, and its number of questions."""
 
     name: str
     title: str
@@ -46,8 +38,8 @@ class QaSet:
     size: int
     family: str
     licence: str
-    published: str
-    trained: bool = False
+    published: str  # YYYY-MM
+    trained: bool = False  # the recipes train on its training split
 
 
 GENERAL, MULTI_HOP = "general", "multihop"
@@ -63,11 +55,7 @@ SETS: tuple[QaSet, ...] = (
 
 
 def find_file(qa_set: QaSet, folder: Path) -> Path | None:
-    """The set's file: FlashRAG's `nq/test.jsonl`, or a flat `nq.jsonl`, `nq_500.jsonl` and so on.
-
-    Raises:
-        EvalError: there are several, and nothing says which one is meant.
-    """
+    """The set's file: FlashRAG's `nq/test.jsonl`, or a flat `nq.jsonl` or `nq_500.jsonl`."""
     published = folder / qa_set.name / f"{qa_set.split}.jsonl"
     if published.is_file():
         return published
@@ -85,12 +73,7 @@ def expected_names(qa_set: QaSet) -> str:
 
 
 def questions(qa_set: QaSet, folder: Path | None) -> tuple[list[Question], list[Source]]:
-    """All questions of a set's file; their prompts are still the bare questions.
-
-    Raises:
-        EvalError: no folder, no file, a file with more questions than the set has.
-        ValueError: a row without a question or without golds; names it. None is skipped.
-    """
+    """All questions of a set's file; their prompts are still the bare questions."""
     if folder is None:
         raise EvalError(
             "--suite qa needs --data-dir with FlashRAG's files (nq/test.jsonl and so on, "
@@ -112,11 +95,8 @@ def questions(qa_set: QaSet, folder: Path | None) -> tuple[list[Question], list[
 def prompt_of(question: str, prompt: Prompt, searches: bool, tokenizer: Any) -> str:
     """The text that a dialogue starts with.
 
-    `chat` is the prompt that the recipes train on, as the user's turn in the model's own chat
-    template; `raw` the same without a template; `short` the bare question, for a tiny model.
-
-    Raises:
-        EvalError: the model has no chat template.
+    `chat`: the recipes' prompt in the model's chat template; `raw`: without a template; `short`:
+    the bare question.
     """
     if prompt == "short":
         return build_prompt(question, "short")

@@ -43,12 +43,7 @@ class Demonstration:
 def demonstrate(
     problem: Problem, searches: int | None = None, guess: str | None = None
 ) -> Demonstration:
-    """Search the entries that the question needs, then answer.
-
-    Args:
-        searches: number of entries that are searched; None: all.
-        guess: the answer instead of the right one.
-    """
+    """Search the first `searches` entries (None: all), then give the answer or a guess."""
     pieces = []
     for step in problem.steps[:searches]:
         pieces.append(Piece(f"<search> {step.query} </search>", True))
@@ -63,9 +58,8 @@ def draw(
 ) -> Demonstration:
     """A demonstration of a random problem.
 
-    Args:
-        guesses: share that answers at once, with any answer of the right kind.
-        hasty: share that searches once and guesses where two searches are needed.
+    `guesses`: share that answers at once, at random. `hasty`: share that searches once and guesses
+    where two searches are needed.
     """
     problem, chance = rng.choice(problems), rng.random()
     if chance < guesses:
