@@ -7,7 +7,7 @@ from __future__ import annotations
 
 #: The limits of searches that were keys, with the values of every run (a test compares them).
 SEARCH_LIMITS: dict[str, float] = {
-    "max_query_chars": 8192, "timeout_s": 10.0, "retries": 3, "outage_s": 60.0, "backoff_s": 0.25,
+    "max_query_chars": 8192, "timeout_s": 60.0, "retries": 3, "outage_s": 60.0, "backoff_s": 0.25,
     "max_connections": 8, "max_batch": 64, "max_failure_rate": 0.1, "failure_window": 200,
     "min_searches": 16,
 }  # fmt: skip

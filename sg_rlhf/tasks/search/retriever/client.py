@@ -1,16 +1,11 @@
 """The retriever's client: it batches the queries of many dialogues and waits for an outage to end.
 
 Speaks the contract of Search-R1's server: POST `{"queries": [...], "topk": 3, "return_scores":
-true}` gives `{"result": [[{"document": {"id", "contents"}, "score"}, ...], ...]}`, a list for each
+true}` gives `{"result": [[{"document": {"id", "contents"}, "score"}, ...], ...]}`, one list per
 query; `id` and `score` may be missing. Any other answer is an error, never an empty result.
 
-A query is sent at once while fewer than `max_connections` requests are in flight. Otherwise it is
-sent with all other waiting queries when one of them ends. Equal queries are sent once.
-
-A request is sent again if there is no connection, no answer within `timeout_s`, or status 429, 502,
-503 or 504: up to `retries` times, and longer until `outage_s` have passed. After any other failure
-each of its queries is sent alone, so that one bad query fails alone. A query alone is sent again
-after status 408, 425 or 5xx.
+A query is sent at once while fewer than `max_connections` requests are in flight, otherwise with
+all other waiting queries when one of them ends. docs/search.md says what is sent again.
 """
 
 from __future__ import annotations
@@ -36,8 +31,8 @@ if TYPE_CHECKING:
 MAX_BACKOFF_S = 2.0
 #: An outage is reported after this many seconds. A server that sheds load is away for less.
 REPORTED_AFTER_S = 1.0
-#: Statuses of a gateway without a server behind it, and of a server that asks to come back later.
-_AWAY = frozenset({429, 502, 503, 504})
+#: Statuses that no query causes: the server is not there, or asks to come back later.
+_AWAY = frozenset({408, 425, 429, 502, 503, 504})
 #: Characters of an answer that an error shows.
 _SHOWN = 200
 
@@ -46,30 +41,21 @@ class RetrieverError(Exception):
     """The retriever gave no usable answer; one line that names the address and the cause."""
 
 
-class _RequestError(Exception):
-    """A request has no usable answer."""
+class _FailedRequest(Exception):
+    """A request has no usable answer; `status` is HTTP's, or 503 without a connection."""
 
-
-class _ServerError(_RequestError):
-    """The same request may succeed later."""
-
-
-class _Away(_ServerError):
-    """The retriever is not there or busy; no query is the reason."""
+    def __init__(self, message: str, status: int = 200) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 _Result = list[Passage] | RetrieverError
 
 
 class RetrieverClient:
-    """Asks one retriever; to be used within one event loop, and closed at the end.
+    """Asks one retriever, within one event loop; equal queries are sent once.
 
-    Waiting for one of the `max_connections` is not limited.
-
-    Args:
-        settings: `sg.search.*`.
-        limits: of its requests.
-        notify: called with a line when an outage is noticed and when it ends.
+    `notify` is called with a line when an outage is noticed and when it ends.
     """
 
     def __init__(
@@ -102,11 +88,7 @@ class RetrieverClient:
             await self._session.close()
 
     async def search(self, query: str) -> list[Passage]:
-        """Passages for one query, best first; an empty list where the server found none.
-
-        Raises:
-            RetrieverError: no usable answer after all retries.
-        """
+        """Passages for one query, best first; RetrieverError without a usable answer."""
         answer = self._pending.get(query)
         if answer is None:
             answer = self._pending[query] = asyncio.get_running_loop().create_future()
@@ -145,8 +127,13 @@ class RetrieverClient:
         import tenacity
 
         is_alone = len(queries) == 1
+
+        def is_temporary(error: BaseException) -> bool:
+            status = error.status if isinstance(error, _FailedRequest) else 0
+            return status in _AWAY or (is_alone and status >= 500)
+
         retrying = tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception_type(_ServerError if is_alone else _Away),
+            retry=tenacity.retry_if_exception(is_temporary),
             wait=tenacity.wait_random_exponential(self.limits.backoff_s, max=MAX_BACKOFF_S),
             stop=tenacity.stop_after_attempt(self.limits.retries + 1)
             & tenacity.stop_after_delay(self.limits.outage_s),
@@ -155,12 +142,12 @@ class RetrieverClient:
         )
         try:
             return await retrying(self._request, queries)
-        except _RequestError as error:
-            if not is_alone and not isinstance(error, _Away):  # one query may be the reason
+        except _FailedRequest as error:
+            if not is_alone and not is_temporary(error):  # one query may be the reason
                 return [result for query in queries for result in await self._fetch([query])]
-            requests = retrying.statistics["attempt_number"]
-            times = f", {requests} times" if isinstance(error, _ServerError) else ""
-            return [self._error(f"{error}{times}")] * len(queries)
+            times = retrying.statistics["attempt_number"]
+            shown = f"{error}, {times} times" if is_temporary(error) else str(error)
+            return [self._error(shown)] * len(queries)
 
     def _report(self, state: RetryCallState) -> None:
         """Say that a request waits for the retriever, once in an outage."""
@@ -189,38 +176,31 @@ class RetrieverClient:
             ) as response:
                 content = await response.read()
         except TimeoutError:
-            raise _Away(f"no answer within {self.limits.timeout_s:g} s") from None
+            raise _FailedRequest(f"no answer within {self.limits.timeout_s:g} s", 503) from None
         except aiohttp.ClientError as error:
-            raise _Away(f"no connection ({error or type(error).__name__})") from None
+            reason = error or type(error).__name__
+            raise _FailedRequest(f"no connection ({reason})", 503) from None
         text = _short(content.decode(errors="replace"))
         if not response.ok:
-            status = response.status
-            is_temporary = status in (408, 425) or status >= 500
-            kind = _Away if status in _AWAY else _ServerError if is_temporary else _RequestError
-            raise kind(f"status {status}: {text}")
+            raise _FailedRequest(f"status {response.status}: {text}", response.status)
         if self._is_away:
             self._is_away = False
             self._notify(f"retriever {self.settings.url}: answers again")
         try:
             answer = json.loads(content)
         except ValueError:
-            raise _RequestError(f"not JSON: {text}") from None
+            raise _FailedRequest(f"not JSON: {text}") from None
         return self._read(answer, queries)
 
     def _read(self, answer: Any, queries: Sequence[str]) -> list[_Result]:
-        """What an answer holds for each query; a query whose part is malformed fails alone."""
-        result = answer.get("result") if isinstance(answer, dict) else None
-        if not isinstance(result, list):
-            raise _RequestError(f"an answer of another shape: {_short(answer)}")
-        if len(result) != len(queries):
-            raise _RequestError(f"{len(result)} results for {len(queries)} queries")
-        found: list[_Result] = []
-        for entries in result:
-            try:
-                found.append([_passage(entry) for entry in entries])
-            except (KeyError, TypeError, ValueError) as error:
-                shown = f"an answer of another shape ({error!r}): {_short(entries)}"
-                found.append(self._error(shown))
+        """The passages of each query in an answer."""
+        try:
+            found: list[_Result] = [[_passage(e) for e in entries] for entries in answer["result"]]
+        except (KeyError, TypeError, ValueError) as error:
+            shown = f"an answer of another shape ({error!r}): {_short(answer)}"
+            raise _FailedRequest(shown) from None
+        if len(found) != len(queries):
+            raise _FailedRequest(f"{len(found)} results for {len(queries)} queries")
         return found
 
     def _error(self, message: str) -> RetrieverError:
@@ -230,11 +210,7 @@ class RetrieverClient:
 async def ask(
     settings: SearchSettings, *queries: str, limits: Limits = LIMITS
 ) -> list[list[Passage]]:
-    """Ask at the start of a command, when no outage is waited for.
-
-    Raises:
-        RetrieverError: the retriever does not answer.
-    """
+    """Ask at the start of a command, when no outage is waited for."""
     client = RetrieverClient(settings, limits=replace(limits, outage_s=0.0))
     waiting = (
         f"waiting for the retriever {settings.url} (up to {limits.timeout_s:g} s a request, "
@@ -248,11 +224,7 @@ async def ask(
 
 
 def check(settings: SearchSettings, limits: Limits = LIMITS) -> None:
-    """Ask the search engine of a recipe one question, before Ray starts.
-
-    Raises:
-        ValueError: it does not answer; says how to start one.
-    """
+    """Ask a recipe's search engine one question, before Ray starts; ValueError if it is away."""
     try:
         asyncio.run(ask(settings, "Is anybody there?", limits=limits))
     except RetrieverError as error:

@@ -32,11 +32,7 @@ _LISTENING = re.compile(r"^listening on (http://\S+)", re.MULTILINE)
 
 
 def address(given: str) -> str:
-    """Where queries are posted: the path `/retrieve` is added to a bare address.
-
-    Raises:
-        EvalError: it is no address.
-    """
+    """Where queries are posted: the path `/retrieve` is added to a bare address."""
     parts = urlsplit(given)
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise EvalError(f"--retriever {given}: expected http://HOST:PORT or http://HOST:PORT/PATH")
@@ -45,15 +41,9 @@ def address(given: str) -> str:
 
 @contextlib.contextmanager
 def serve(index: Path, port: int = 0, log: Path | None = None) -> Iterator[str]:
-    """Run the project's own server over an index; gives its address, and stops it at the end.
+    """Run our server over an index; gives its address, and stops it at the end.
 
-    Args:
-        index: a built index.
-        port: where to listen on this machine; 0 for any free port.
-        log: file for the server's output; None for a temporary one.
-
-    Raises:
-        EvalError: it does not start; with its own words.
+    Its output goes to `log`. EvalError has its last line if it does not start.
     """
     with_parent = [sys.executable, "-m", "sg_rlhf.common.with_parent", str(os.getpid())]
     command = [*with_parent, "sg_rlhf.retrieval.server", "--index", str(index)]
@@ -75,11 +65,7 @@ def serve(index: Path, port: int = 0, log: Path | None = None) -> Iterator[str]:
 
 
 async def probe(settings: SearchSettings, limits: Limits = LIMITS) -> str:
-    """Ask a few fixed questions; a SHA-256 of the best passages.
-
-    Raises:
-        EvalError: the retriever does not answer.
-    """
+    """Ask a few fixed questions; a SHA-256 of the best passages. EvalError without an answer."""
     try:
         found = await ask(settings, *PROBES, limits=limits)
     except RetrieverError as error:
