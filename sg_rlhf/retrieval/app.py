@@ -16,76 +16,39 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, Field, create_model
+from pydantic import BaseModel, Field
 from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 
 from sg_rlhf.retrieval.batching import Batcher, QueueFull
+from sg_rlhf.retrieval.corpus import Document
 from sg_rlhf.retrieval.limits import MAX_PASSAGES, Limits
 from sg_rlhf.retrieval.metrics import Metrics
 from sg_rlhf.retrieval.search import Hit, Retriever
 
 
-class RetrieveRequest(BaseModel):
-    """Queries to search for (Search-R1), or one query (SkyRL-gym)."""
-
-    queries: list[str] | None = Field(None, description="one list of passages each")
-    query: str | None = Field(None, description="instead of queries: one of them")
-    topk: int | None = Field(None, description="passages per query; the default if absent or 0")
-    return_scores: bool = Field(False, description="wrap each passage with its score")
-
-
-class Passage(BaseModel):
-    """A passage of the corpus."""
-
-    id: str
-    contents: str = Field(description='"Title" in quotes, a newline, the text')
-
-
-class ScoredPassage(BaseModel):
-    """A passage with its score: BM25, or a cosine."""
-
-    document: Passage
-    score: float
-
-
 class RetrieveResponse(BaseModel):
     """One list per query, best first; shorter than topk where fewer passages match."""
 
-    result: list[list[ScoredPassage]] | list[list[Passage]]
-
-
-class Error(BaseModel):
-    """Why a request was not served."""
-
-    detail: str
-
-
-class Health(BaseModel):
-    """What is served."""
-
-    status: str
-    passages: int
-    description: str
+    result: list[list[Hit]] | list[list[Document]]
 
 
 def create_app(retriever: Retriever, limits: Limits) -> FastAPI:
     """The application."""
     metrics = Metrics()
-    batchers: list[Batcher] = []
 
     def search(queries: Sequence[str], options: Any) -> list[bytes]:
         topk, with_scores = options
         return [encode(hits, with_scores) for hits in retriever.search(queries, topk)]
 
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        batchers[:] = [Batcher(search, metrics, limits)]  # here, since it needs the event loop
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        app.state.batcher = Batcher(search, metrics, limits)  # needs the event loop
         yield
-        batchers[0].close()
+        app.state.batcher.close()
 
     about = "Passage retrieval with Search-R1's HTTP contract: see POST /retrieve."
     app = FastAPI(title="sg_rlhf retrieval", description=about, lifespan=lifespan)
-    app.add_middleware(RequestBodyLimitMiddleware, max_body_size=limits.max_body)
+    app.add_middleware(RequestBodyLimitMiddleware, max_body_size=limits.max_body_mb * 2**20)
 
     @app.exception_handler(RequestValidationError)
     async def refuse(_: Request, error: RequestValidationError) -> Response:
@@ -93,19 +56,23 @@ def create_app(retriever: Retriever, limits: Limits) -> FastAPI:
         first = error.errors()[0]
         return _unprocessable(first["type"], first["loc"], first["msg"])
 
-    queries: Any = Field(None, max_length=limits.max_queries, fail_fast=True)
-    body: Any = create_model(
-        "RetrieveRequest",
-        __base__=RetrieveRequest,
-        queries=(list[str] | None, queries),
-        topk=(int | None, Field(None, ge=0, le=limits.max_topk)),
-    )
+    class RetrieveRequest(BaseModel):
+        """Queries to search for (Search-R1), or one query (SkyRL-gym)."""
+
+        queries: list[str] | None = Field(None, max_length=limits.max_queries, fail_fast=True)
+        query: str | None = Field(None, description="instead of queries: one of them")
+        topk: int | None = Field(None, ge=0, le=limits.max_topk, description="default if 0")
+        return_scores: bool = Field(False, description="wrap each passage with its score")
+
     errors: dict[int | str, dict[str, Any]] = {
-        status: {"model": Error} for status in (400, 413, limits.busy_status, 500)
+        400: {"description": "no JSON"},
+        413: {"description": "too long"},
+        limits.busy_status: {"description": "too many queries are waiting"},
+        500: {"description": "the search failed"},
     }
 
     @app.post("/retrieve", response_model=RetrieveResponse, responses=errors)
-    async def retrieve(request: body) -> Response:
+    async def retrieve(request: RetrieveRequest) -> Response:
         asked = request.queries
         if asked is None:
             if request.query is None:
@@ -116,7 +83,7 @@ def create_app(retriever: Retriever, limits: Limits) -> FastAPI:
             reason = f"queries x topk: at most {MAX_PASSAGES} passages in an answer"
             return _unprocessable("too_long", ("body",), reason)
         try:
-            found = await batchers[0].search(
+            found = await app.state.batcher.search(
                 [_clean(query, limits.max_query_chars) for query in asked],
                 (topk, request.return_scores),
             )
@@ -128,10 +95,10 @@ def create_app(retriever: Retriever, limits: Limits) -> FastAPI:
         metrics.queries.inc(len(found))
         return Response(b'{"result":[' + b",".join(found) + b"]}", media_type="application/json")
 
-    @app.get("/health", response_model=Health)
-    async def health() -> Response:
+    @app.get("/health")
+    async def health() -> dict[str, Any]:
         served = {"passages": len(retriever), "description": retriever.description}
-        return JSONResponse({"status": "ok", **served})
+        return {"status": "ok", **served}
 
     @app.get("/metrics", response_class=Response)
     async def prometheus() -> Response:

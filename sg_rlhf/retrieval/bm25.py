@@ -1,9 +1,8 @@
 """BM25 with bm25s: the backend that needs neither a GPU nor a model.
 
 Words are runs of two or more letters and digits in lower case, without English stop words, stemmed
-by Snowball's English stemmer. Scores are bm25s's `lucene` variant with Anserini's k1 0.9, b 0.4,
-computed when the index is built, so a search adds up a few columns of a sparse matrix. Of equal
-scores the lower row comes first. A passage that shares no word with the query is no result.
+by Snowball's English stemmer. Scores are bm25s's `lucene` variant with Anserini's k1 and b. Of
+equal scores the lower row comes first. A passage that shares no word with the query is no result.
 """
 
 from __future__ import annotations
@@ -52,11 +51,10 @@ def words(text: str) -> list[str]:
 
 
 def build(corpus: Path, out: Path) -> dict[str, Any]:
-    """Index a corpus into the folder `out`, in memory; returns the entries for the manifest.
+    """Index a corpus into the folder `out`; returns the entries for the manifest.
 
     Raises:
         ValueError: no passage has a word.
-        OSError: the disk is full.
     """
     vocabulary: dict[str, int] = {}
     texts = tqdm(iterate_contents(corpus), desc="splitting words", unit="passage", disable=None)
@@ -98,8 +96,7 @@ class BM25Backend:
     def search(self, queries: Sequence[str], topk: int) -> list[tuple[np.ndarray, np.ndarray]]:
         """For each query its rows and scores, best first; at most `topk`, all scores above 0.
 
-        A word counts as often as the query has it. Words are added in one fixed order, so a query's
-        result depends on nothing but its words.
+        Words are added in one fixed order, so a result depends on nothing but the query's words.
         """
         known = self._model.vocab_dict
         found = [[known[word] for word in words(query) if word in known] for query in queries]

@@ -26,10 +26,10 @@ BLOCK = 2**16
 
 
 class DenseBackend:
-    """Search in a faiss index file, such as Search-R1's `e5_Flat.index`, with an encoder's vectors.
+    """Search in a faiss index file, such as Search-R1's `e5_Flat.index`.
 
     Args:
-        search: `efSearch` or `nprobe`; the others are `faiss_file.set_search`'s.
+        search: `efSearch` or `nprobe`; the default is `faiss_file.set_search`'s.
         device: of a flat search; a GPU holds a copy of the vectors.
 
     Raises:
@@ -77,12 +77,9 @@ class DenseBackend:
 def nearest(
     vectors_ND: torch.Tensor, queries_QD: np.ndarray, count: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The `count` rows of the largest inner products with each query, and their vectors.
+    """The rows of the largest inner products with each query, and their vectors.
 
-    Args:
-        vectors_ND: float32 or float16; the search runs on their device.
-        queries_QD: float32.
-        count: at most N.
+    The search runs on the device of `vectors_ND`, float32 or float16. `count` is at most N.
 
     Returns:
         rows int64 [Q, count] and vectors float32 [Q, count, D].

@@ -38,7 +38,6 @@ def encode(file: Path, corpus: Corpus, encoder: Encoder, batch_size: int | None)
 
     Raises:
         ValueError: a vector is not finite: no search would find its passage.
-        OSError: the disk is full.
     """
     rows, done = len(corpus), encoded_rows(file, encoder.dimension)
     block = BATCHES * (batch_size or BATCH[encoder.device.type])
@@ -66,15 +65,7 @@ def encode(file: Path, corpus: Corpus, encoder: Encoder, batch_size: int | None)
 
 
 def new_index(factory: str, dimension: int) -> Any:
-    """An empty inner-product index.
-
-    Args:
-        factory: faiss's description, as "Flat", "IVF16384,SQ8", "HNSW32"
-            (https://github.com/facebookresearch/faiss/wiki/The-index-factory).
-
-    Raises:
-        ValueError: faiss knows no such index of this dimension.
-    """
+    """An empty inner-product index, by faiss's `index_factory`; ValueError for unknown ones."""
     try:
         index = faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)
     except RuntimeError as error:
@@ -87,12 +78,7 @@ def new_index(factory: str, dimension: int) -> Any:
 
 
 def fill_index(index: Any, factory: str, vectors_ND: np.ndarray, out: Path) -> None:
-    """Train an index on a sample, add all vectors, and write it to `out`.
-
-    Raises:
-        ValueError: there are too few vectors to train on.
-        OSError: the disk is full.
-    """
+    """Train an index on a sample, add all vectors, and write it; ValueError if they are too few."""
     rows = len(vectors_ND)
     try:
         if not index.is_trained:

@@ -45,18 +45,13 @@ DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 class Encoder:
-    """A transformer encoder and its tokenizer.
+    """A transformer encoder and its tokenizer; ValueError without such a model or device.
 
     Args:
-        name: a Hugging Face model id, or a folder with a saved model and tokenizer.
-        revision: of a model id; the resolved commit is what counts (see `identity`).
-        max_length: tokens a text, prefix and special tokens included; the rest is cut off.
-        device: a torch device; by default a GPU where there is one.
+        name: a Hugging Face model id, or a folder.
+        max_length: tokens per text, prompt and special tokens included; the rest is cut off.
         dtype: a key of `DTYPES`, or `auto`.
         prompts: of both kinds of text, or a key of `PROMPTS` for a model whose files name none.
-
-    Raises:
-        ValueError: if there is no such model or device, naming it.
     """
 
     def __init__(
@@ -90,8 +85,7 @@ class Encoder:
                 name, revision=revision, dtype=DTYPES[dtype], trust_remote_code=False
             )
         except Exception as error:
-            # What its files hold decides how it fails: tokenizers, safetensors and transformers
-            # have errors of their own for what is damaged.
+            # Tokenizers, safetensors and transformers have errors of their own for damaged files.
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise ValueError(
                 f"--encoder {name}: {reason} (expected bm25, a model folder or a model id)"
@@ -156,11 +150,7 @@ class Encoder:
 def _conventions(
     name: str, revision: str | None, given: Mapping[str, str] | str | None
 ) -> tuple[Mapping[str, str], str]:
-    """The prompt of each kind of text, and the pooling.
-
-    Raises:
-        ValueError: the model has a module or a pooling that this encoder has not.
-    """
+    """The prompt of each kind of text, and the pooling; ValueError for modules of other kinds."""
     modules = _card(name, revision, "modules.json")
     if modules is None:
         return (given if isinstance(given, Mapping) else PROMPTS[given or "e5"]), "mean"
@@ -171,10 +161,7 @@ def _conventions(
     modes = [mode for mode, flag in flags.items() if pooling.get(f"pooling_mode_{flag}")]
     modes = modes or [str(pooling.get("pooling_mode"))]
     if set(kinds) - {"Transformer", "Pooling", "Normalize"} or modes not in [[f] for f in flags]:
-        raise ValueError(
-            f"its sentence-transformers modules {', '.join(kinds)} with pooling {modes} are not "
-            "supported"
-        )
+        raise ValueError(f"modules {', '.join(kinds)} with pooling {modes} are not supported")
     if isinstance(given, Mapping):
         return given, modes[0]
     prompts = (_card(name, revision, "config_sentence_transformers.json") or {}).get("prompts")
@@ -184,12 +171,8 @@ def _conventions(
     if given is None and not Path(name).is_dir() and _E5_ID(name):
         given = "e5"
     if given is None:
-        print(
-            f"notice: the files of encoder {name} name no prompts: none are used "
-            "(--prompts e5 puts E5's before the texts)",
-            file=sys.stderr,
-            flush=True,
-        )
+        notice = f"notice: the files of encoder {name} name no prompts: none are used "
+        print(notice + "(--prompts e5 puts E5's before the texts)", file=sys.stderr, flush=True)
     return PROMPTS[given or "none"], modes[0]
 
 
@@ -202,21 +185,12 @@ def _card(name: str, revision: str | None, file: str) -> Any:
 
 
 def torch_device(flag: str, name: str) -> torch.device:
-    """The CPU or GPU of this name.
-
-    Raises:
-        ValueError: there is none; names the flag.
-    """
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = None
-    kinds = {"cpu": 1, "cuda": torch.cuda.device_count()}
-    if device is None or device.type not in kinds:
-        raise ValueError(f"{flag} {name}: expected cpu, cuda, or cuda:N")
-    if (device.index or 0) >= kinds[device.type]:
-        raise ValueError(f"{flag} {name}: there are {kinds['cuda']} GPUs that torch can use")
-    return device
+    """The CPU or GPU of this name; ValueError, which names the flag, without one."""
+    gpus = torch.cuda.device_count()
+    known = ["cpu", *(["cuda"] if gpus else []), *(f"cuda:{number}" for number in range(gpus))]
+    if name not in known:
+        raise ValueError(f"{flag} {name}: torch has {', '.join(known)} here")
+    return torch.device(name)
 
 
 def _identity(name: str, commit: str | None) -> dict[str, str]:

@@ -1,11 +1,7 @@
 """Open a faiss index file: map it, check it, and set search parameters with a usable recall.
 
 A file has faiss's default search parameters where nobody set any: `efSearch` 16 and `nprobe` 1.
-With these HNSW misses many of the nearest passages, and IVF most. So an opened file gets at least
-
-    efSearch   128
-    nprobe     a quarter of its lists, at most 256, if the file says 1
-
+With these HNSW misses many of the nearest passages, and IVF most, so they are raised.
 `--search NAME=VALUE` sets them explicitly.
 """
 
@@ -27,11 +23,7 @@ MAX_NPROBE = 256
 
 
 def read(path: Path, dimension: int) -> Any:
-    """The index in a file, with its arrays memory-mapped.
-
-    Raises:
-        ValueError: it is no inner-product index of vectors of this dimension that gives them back.
-    """
+    """The memory-mapped index in a file; ValueError if it does not suit the encoder."""
     try:
         index = faiss.read_index(os.fspath(path), faiss.IO_FLAG_MMAP_IFC)
     except RuntimeError as error:
@@ -63,10 +55,10 @@ def read(path: Path, dimension: int) -> Any:
 
 
 def set_search(index: Any, given: Mapping[str, int], where: str) -> dict[str, int]:
-    """Set the given search parameters of an index, and usable values of others; returns them all.
+    """Set the given search parameters, and usable values of the others; returns them all.
 
     Raises:
-        ValueError: this index has no such parameter; `where` names it.
+        ValueError: the index has no such parameter.
     """
     used = {}
     if ivf := faiss.try_extract_index_ivf(index):
@@ -85,10 +77,7 @@ def set_search(index: Any, given: Mapping[str, int], where: str) -> dict[str, in
 
 
 def flat_vectors(index: Any) -> torch.Tensor | None:
-    """The vectors of a flat index, [rows, dimension], float32 or float16, mapped from its file.
-
-    None if the index is not flat, or its vectors have another type.
-    """
+    """The mapped vectors of a flat index, float32 or float16 [rows, dimension]; else None."""
     if isinstance(index, faiss.IndexFlat):
         dtype: type = np.float32
     elif (

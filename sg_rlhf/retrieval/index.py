@@ -1,14 +1,12 @@
 """Build a retrieval index: `sg-rlhf index --corpus FILE --encoder E --out DIR`.
 
-Everything is written to `DIR.partial` and renamed at the end. A dense build that was killed
-continues where it stopped (`dense_build`).
+Everything is written to `DIR.partial` and renamed at the end. A killed dense build continues.
 """
 
 from __future__ import annotations
 
 import argparse
 import fcntl
-import hashlib
 import json
 import os
 import shutil
@@ -20,21 +18,19 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from sg_rlhf.common import resources
 from sg_rlhf.common.argument_types import path, positive_int, printable_name
-from sg_rlhf.common.atomic_io import best_effort_output
-from sg_rlhf.common.text import Removed
+from sg_rlhf.common.atomic_io import best_effort_output, disk_full_context
 from sg_rlhf.retrieval import command, manifest
-from sg_rlhf.retrieval.corpus import Corpus, save_offsets, scan
+from sg_rlhf.retrieval.corpus import Corpus, scan
 
 if TYPE_CHECKING:
     from sg_rlhf.retrieval.encoder import Encoder
 
-LOCK = "lock"
-#: In `OUT.partial`: the start of the name of a file of vectors.
-VECTORS = "vectors_"
-#: The files and folders of an index, without its manifest.
-INDEX = (manifest.BM25, manifest.FAISS, manifest.OFFSETS)
+#: In the folder of an unfinished build: the identity of the build, and its vectors.
+BUILD, VECTORS = "build.json", "vectors.f32"
 PROG = "sg-rlhf index"
 EPILOG = """\
 examples:
@@ -55,15 +51,6 @@ A corpus line is {"id": "0", "contents": "\\"Title\\"\\ntext"}, as Search-R1 pub
 dense build is killed, run the same command again: it continues where it stopped.
 """
 
-REMOVED = {
-    "--force": "a build replaces no folder: delete it first",
-    "--restart": "a build drops no unfinished one: delete OUT.partial first",
-    "--search": "the server sets it",
-    "--shard-rows": "a build is continued at any passage",
-    "--workers": "one process encodes, with all cores or one GPU",
-    "--devices": "one process encodes: --device names its GPU",
-}
-
 
 @dataclass(frozen=True)
 class Build:
@@ -81,11 +68,6 @@ class Build:
     device: str | None = None
     skip_room_check: bool = False
 
-    @property
-    def partial(self) -> Path:
-        """The folder of the unfinished index."""
-        return self.out.with_name(f"{self.out.name}.partial")
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status (0, or 2 for bad input)."""
@@ -102,22 +84,56 @@ def build(corpus: Path, encoder: str, out: Path, **options: Any) -> None:
     """
     job = Build(corpus, encoder, out, **options)
     _check(job)
-    job.partial.mkdir(parents=True, exist_ok=True)
-    with _locked(job.partial):
-        try:
-            made = _build_partial(job)
-            if made is not None:
-                job.partial.rename(out)
-                _clean(out, keep=(*INDEX, manifest.NAME))
-        finally:
-            vectors = job.partial.glob(f"{VECTORS}*")
-            if job.partial.is_dir() and not any(path.stat().st_size for path in vectors):
-                shutil.rmtree(job.partial)
-    if made is None:
+    model = index = None
+    if encoder != "bm25":
+        # torch and transformers take seconds to import, and BM25 needs neither.
+        from sg_rlhf.retrieval import dense_build
+        from sg_rlhf.retrieval.encoder import Encoder
+
+        # Before the corpus is read, which may take minutes.
+        model = Encoder(
+            encoder, job.revision, job.max_length, job.device, job.encoder_dtype, job.prompts
+        )
+        index = dense_build.new_index(job.factory or "Flat", model.dimension)
+    offsets, sha256 = scan(corpus)
+    facts: dict[str, Any] = {
+        "kind": "bm25" if model is None else job.factory or "Flat",
+        "corpus": manifest.corpus_entry(corpus, out, len(offsets) - 1, sha256),
+        "encoder": _encoder_entry(job, model),
+    }
+    if _is_built(out, facts):
         print(f"{out}: built already")
         return
-    size = sum(made["files"].values())
-    print(f"{out}: {made['corpus']['rows']:,} passages, {made['kind']}, {size:,} bytes")
+    made_of = [*_identity(facts)[1:], model and model.dtype]
+    with _unfinished(out, made_of) as partial:
+        with disk_full_context(partial / manifest.OFFSETS):
+            np.save(partial / manifest.OFFSETS, offsets)
+        if model is None:
+            # numba takes seconds to import, and dense indexes do not need it.
+            from sg_rlhf.retrieval import bm25
+
+            facts |= bm25.build(corpus, partial / manifest.BM25)
+            libraries = ["bm25s"]
+        else:
+            file, rows = partial / VECTORS, len(offsets) - 1
+            done = dense_build.encoded_rows(file, model.dimension)
+            if not job.skip_room_check:
+                # The vectors, and an index of at most their size.
+                disk = (2 * rows - done) * 4 * model.dimension
+                resources.check_disk("--out", out, "the build", disk)
+            if done:
+                print(f"{partial}: continuing after {done:,} of {rows:,} passages", flush=True)
+            vectors = dense_build.encode(file, Corpus(corpus, offsets), model, job.batch_size)
+            dense_build.fill_index(index, facts["kind"], vectors, partial / manifest.FAISS)
+            libraries = ["faiss-cpu", "torch", "transformers"]
+        facts |= manifest.describe_files(partial)
+        facts["versions"] = {name: metadata.version(name) for name in libraries}
+        manifest.write(partial, facts)
+        partial.rename(out)
+        (out / VECTORS).unlink(missing_ok=True)
+        (out / BUILD).unlink()
+    size = sum(facts["files"].values())
+    print(f"{out}: {facts['corpus']['rows']:,} passages, {facts['kind']}, {size:,} bytes")
 
 
 def _check(job: Build) -> None:
@@ -128,85 +144,43 @@ def _check(job: Build) -> None:
         raise ValueError(f"--corpus {job.corpus}: no such file")
     if job.out.exists() and not job.out.is_dir():
         raise ValueError(f"--out {job.out}: is a file, expected a folder")
-    if job.out.resolve() in (Path("/"), Path.cwd()):
-        raise ValueError(f"--out {job.out}: expected a folder to make, as indexes/NAME")
-    above = next(folder for folder in job.out.absolute().parents if folder.exists())
-    if not above.is_dir():
-        raise ValueError(f"--out {job.out}: {above} is a file, expected a folder")
-    is_other = job.partial.is_dir() and not (job.partial / LOCK).exists()
-    if is_other and any(job.partial.iterdir()):
+
+
+@contextmanager
+def _unfinished(out: Path, made_of: list[Any]) -> Iterator[Path]:
+    """The folder of this build while it is unfinished; ValueError if it holds something else.
+
+    It is locked, and goes with a build that fails before a passage is encoded.
+    """
+    partial = out.with_name(f"{out.name}.partial")
+    file, vectors = partial / BUILD, partial / VECTORS
+    if partial.is_dir() and any(partial.iterdir()) and not file.exists():
         raise ValueError(
-            f"--out {job.out}: {job.partial}, where the build would write, is no unfinished build; "
+            f"--out {out}: {partial}, where the build would write, is no unfinished build; "
             "move it away, or give another --out"
         )
-
-
-def _build_partial(job: Build) -> dict[str, Any] | None:
-    """Make the whole index in `job.partial`; its manifest, or None if `out` is that index."""
-    _clean(job.partial, keep=(LOCK, *(path.name for path in job.partial.glob(f"{VECTORS}*"))))
-    model = index = None
-    if job.encoder != "bm25":
-        # torch and transformers take seconds to import, and BM25 needs neither.
-        from sg_rlhf.retrieval import dense_build
-        from sg_rlhf.retrieval.encoder import Encoder
-
-        # Before the corpus is read, which may take minutes.
-        model = Encoder(
-            job.encoder, job.revision, job.max_length, job.device, job.encoder_dtype, job.prompts
-        )
-        index = dense_build.new_index(job.factory or "Flat", model.dimension)
-    offsets, sha256 = scan(job.corpus)
-    rows = len(offsets) - 1
-    request: dict[str, Any] = {
-        "kind": "bm25" if model is None else job.factory or "Flat",
-        "corpus": manifest.corpus_entry(job.corpus, job.out, rows, sha256),
-        "encoder": _encoder_entry(job, model),
-    }
-    if _is_built(job.out, request):
-        return None
-    save_offsets(job.partial / manifest.OFFSETS, offsets)
-    if model is None or index is None:
-        # numba takes seconds to import, and dense indexes do not need it.
-        from sg_rlhf.retrieval import bm25
-
-        request |= bm25.build(job.corpus, job.partial / manifest.BM25)
-        libraries = ["bm25s"]
-    else:
-        file = _vectors_file(job, request, model)
-        done = dense_build.encoded_rows(file, model.dimension)
-        if not job.skip_room_check:
-            # The vectors, and an index of at most their size.
-            disk = (2 * rows - done) * 4 * model.dimension
-            resources.check_disk("--out", job.out, "the build", disk)
-        if done:
-            print(f"{job.partial}: continuing after {done:,} of {rows:,} passages", flush=True)
-        corpus = Corpus(job.corpus, offsets)
-        vectors = dense_build.encode(file, corpus, model, job.batch_size)
-        dense_build.fill_index(index, request["kind"], vectors, job.partial / manifest.FAISS)
-        libraries = ["faiss-cpu", "torch", "transformers"]
-    request |= {
-        **manifest.describe_files(job.partial, INDEX),
-        "versions": {name: metadata.version(name) for name in libraries},
-    }
-    manifest.write(job.partial, request)
-    return request
-
-
-def _vectors_file(job: Build, request: Mapping[str, Any], model: Encoder) -> Path:
-    """The file of the vectors of this build; its name depends on what is encoded, and how.
-
-    Raises:
-        ValueError: an unfinished build of something else is there.
-    """
-    made_of = [request["corpus"]["sha256"], _without_path(request["encoder"]), model.dtype]
-    digest = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
-    file = job.partial / f"{VECTORS}{digest[:16]}.f32"
-    if any(path != file for path in job.partial.glob(f"{VECTORS}*")):
-        raise ValueError(
-            f"{job.partial}: an unfinished build of another corpus, or with another encoder; give "
-            "the same arguments to continue it, or delete the folder"
-        )
-    return file
+    partial.mkdir(parents=True, exist_ok=True)
+    with file.open("a+", encoding="utf-8") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"{partial}: another build is writing here") from None
+        lock.seek(0)
+        found = lock.read()
+        if found not in ("", json.dumps(made_of)):
+            raise ValueError(
+                f"{partial}: an unfinished build of another corpus, or with another encoder; give "
+                "the same arguments to continue it, or delete the folder"
+            )
+        try:
+            if not found:
+                lock.write(json.dumps(made_of))
+                lock.flush()
+            yield partial
+        except BaseException:
+            if not vectors.exists() or not vectors.stat().st_size:
+                shutil.rmtree(partial)
+            raise
 
 
 def _encoder_entry(job: Build, model: Encoder | None) -> dict[str, Any]:
@@ -225,7 +199,7 @@ def _encoder_entry(job: Build, model: Encoder | None) -> dict[str, Any]:
     return entry
 
 
-def _is_built(out: Path, request: dict[str, Any]) -> bool:
+def _is_built(out: Path, facts: dict[str, Any]) -> bool:
     """Whether `out` is the result of this request already; refuses to replace anything else."""
     if not out.exists() or not any(out.iterdir()):
         return False
@@ -233,7 +207,7 @@ def _is_built(out: Path, request: dict[str, Any]) -> bool:
         built = manifest.read(out)
     except ValueError as error:
         raise ValueError(f"--out {out}: not empty, and {error}; delete it first") from None
-    if _identity(built) != _identity(request):
+    if _identity(built) != _identity(facts):
         raise ValueError(
             f"--out {out}: holds another index ({built['kind']} of {built['encoder']['model']}, "
             f"corpus SHA-256 {built['corpus']['sha256'][:16]}); delete it first"
@@ -241,36 +215,9 @@ def _is_built(out: Path, request: dict[str, Any]) -> bool:
     return True
 
 
-def _identity(request: dict[str, Any]) -> list[Any]:
-    encoder = _without_path(request["encoder"])
-    return [request["kind"].lower(), request["corpus"]["sha256"], encoder]
-
-
-def _without_path(encoder: Mapping[str, Any]) -> dict[str, Any]:
-    """An encoder's entry without its location."""
-    return {key: value for key, value in encoder.items() if key != "path"}
-
-
-@contextmanager
-def _locked(partial: Path) -> Iterator[None]:
-    """Keep a second build away from the same folder; a killed one leaves no lock behind."""
-    with (partial / LOCK).open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"{partial}: another build is writing here") from None
-        yield
-
-
-def _clean(folder: Path, keep: Sequence[str]) -> None:
-    """Remove everything else."""
-    for entry in folder.iterdir():
-        if entry.name in keep:
-            continue
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()
+def _identity(facts: Mapping[str, Any]) -> list[Any]:
+    encoder = {key: value for key, value in facts["encoder"].items() if key != "path"}
+    return [facts["kind"].lower(), facts["corpus"]["sha256"], encoder]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -299,8 +246,6 @@ def _parser() -> argparse.ArgumentParser:
         help="cpu, or a GPU such as cuda:0 (default: a GPU if there is one)")  # fmt: skip
     add("--skip-room-check", action="store_true",
         help="build although the disk may be too small (default: refuse)")  # fmt: skip
-    for flag, reason in REMOVED.items():
-        add(flag, action=Removed, const=reason)
     return parser
 
 

@@ -7,8 +7,6 @@ from typing import Any
 
 #: Passages in one answer: about 160 MB of JSON.
 MAX_PASSAGES = 262_144
-#: Longest time that a query may wait for others, in ms.
-MAX_WAIT_MS = 60_000
 
 
 def _limit(default: int, meaning: str) -> Any:
@@ -30,30 +28,3 @@ class Limits:
     cache_size: int = _limit(10_000, "maximum answers in the cache; 0: no cache")
     busy_status: int = _limit(429, "status of a refused request: 429, or 503 for clients that "
         "retry only after 5xx")  # fmt: skip
-
-    def check(self) -> None:
-        """Refuse limits that contradict each other.
-
-        Raises:
-            ValueError: naming the flags.
-        """
-        if self.max_topk > MAX_PASSAGES:
-            raise ValueError(
-                f"--max-topk {self.max_topk}: an answer has at most {MAX_PASSAGES} passages"
-            )
-        if self.max_wait_ms > MAX_WAIT_MS:
-            raise ValueError(f"--max-wait-ms {self.max_wait_ms}: at most {MAX_WAIT_MS}")
-        if self.topk > self.max_topk:
-            raise ValueError(f"--topk {self.topk}: above --max-topk {self.max_topk}")
-        if self.max_queries > self.max_pending:
-            raise ValueError(
-                f"--max-queries {self.max_queries}: above --max-pending {self.max_pending}, "
-                "so such a request could never be accepted"
-            )
-        if self.busy_status not in (429, 503):
-            raise ValueError(f"--busy-status {self.busy_status}: expected 429 or 503")
-
-    @property
-    def max_body(self) -> int:
-        """Bytes of the largest request."""
-        return self.max_body_mb * 2**20

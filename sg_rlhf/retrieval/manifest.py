@@ -13,11 +13,10 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable
-from pathlib import Path, PurePosixPath
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.data_io.dataset_writer import sha256_of
@@ -32,18 +31,7 @@ FORMAT = 1
 SMALL = 16 * 2**20
 
 
-def _inside(name: str) -> str:
-    path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or not path.parts:
-        raise ValueError("expected the path of a file in the folder")
-    return name
-
-
-class _Part(BaseModel):
-    model_config = ConfigDict(strict=True)
-
-
-class _Corpus(_Part):
+class _Corpus(BaseModel):
     path: str
     rows: int = Field(ge=1)
     bytes: int = Field(ge=1)
@@ -51,7 +39,7 @@ class _Corpus(_Part):
     mtime_ns: int
 
 
-class _Encoder(_Part):
+class _Encoder(BaseModel):
     model: str
     revision: str | None = None
     fingerprint: str | None = None
@@ -59,13 +47,13 @@ class _Encoder(_Part):
     prompts: dict[str, str] | None = None
 
 
-class _Manifest(_Part):
+class _Manifest(BaseModel):
     """The entries of every kind of index; each kind adds its own."""
 
     kind: str
     corpus: _Corpus
     encoder: _Encoder
-    files: dict[Annotated[str, AfterValidator(_inside)], int] = Field(min_length=1)
+    files: dict[str, int] = Field(min_length=1)
     sha256: dict[str, str]
 
 
@@ -75,9 +63,10 @@ def write(folder: Path, manifest: dict[str, Any]) -> None:
     write_whole(folder / NAME, json.dumps(entry, indent=2, ensure_ascii=False) + "\n", sync=True)
 
 
-def describe_files(folder: Path, parts: Iterable[str]) -> dict[str, Any]:
-    """The entries `files` (bytes of each) and `sha256`, of files or folders in `folder`."""
-    paths = [path for part in parts for path in (folder / part, *(folder / part).rglob("*"))]
+def describe_files(folder: Path) -> dict[str, Any]:
+    """The entries `files` (bytes of each) and `sha256`, of the files of an index."""
+    parts = [folder / name for name in (BM25, FAISS, OFFSETS)]
+    paths = [path for part in parts for path in (part, *part.rglob("*"))]
     files = {path.relative_to(folder).as_posix(): path for path in sorted(paths) if path.is_file()}
     return {
         "files": {name: path.stat().st_size for name, path in files.items()},
@@ -86,12 +75,7 @@ def describe_files(folder: Path, parts: Iterable[str]) -> dict[str, Any]:
 
 
 def read(folder: Path, *, every_byte: bool = False) -> dict[str, Any]:
-    """The manifest of an index folder, after checking its files.
-
-    Raises:
-        ValueError: `folder` holds no complete index that this version can read, or a file is not
-            as it was built.
-    """
+    """The manifest of an index folder; ValueError if it or a file is not as it was built."""
     if not folder.is_dir():
         raise ValueError(f"--index {folder}: no such folder (make it: sg-rlhf index)")
     path = folder / NAME
@@ -111,9 +95,7 @@ def read(folder: Path, *, every_byte: bool = False) -> dict[str, Any]:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise ValueError(
-            f"{path}, {place}: {first['msg'].removeprefix('Value error, ')}; build the index again"
-        ) from None
+        raise ValueError(f"{path}, {place}: {first['msg']}; build the index again") from None
     for name, size in manifest["files"].items():
         _check_file(folder / name, size, manifest["sha256"].get(name), every_byte)
     return manifest
@@ -131,13 +113,6 @@ def _check_file(file: Path, size: int, sha256: str | None, every_byte: bool) -> 
         )
 
 
-def verify(folder: Path, corpus: Path | None = None) -> dict[str, Any]:
-    """`read`, and every byte of the index and of its corpus checked by SHA-256."""
-    facts = read(folder, every_byte=True)
-    check_corpus(folder, facts["corpus"], corpus, every_byte=True)
-    return facts
-
-
 def corpus_entry(corpus: Path, out: Path, rows: int, sha256: str) -> dict[str, Any]:
     """The entry of the corpus."""
     status = corpus.stat()
@@ -153,13 +128,10 @@ def corpus_entry(corpus: Path, out: Path, rows: int, sha256: str) -> dict[str, A
 def check_corpus(
     folder: Path, entry: dict[str, Any], corpus: Path | None = None, *, every_byte: bool = False
 ) -> Path:
-    """The path of an index's corpus, after checking that it is the same corpus.
+    """The path of an index's corpus; ValueError if it is another corpus.
 
     Size and modification time as at build time are taken as proof; with another time (a copy) the
     whole file is hashed again, about a second per gigabyte.
-
-    Raises:
-        ValueError: it is another corpus; names index and corpus.
     """
     path = corpus or Path(os.path.normpath(folder.resolve() / entry["path"]))
     if not path.is_file():
@@ -167,31 +139,13 @@ def check_corpus(
             f"--index {folder}: its corpus {path} is not there (--corpus FILE says where it is)"
         )
     status = path.stat()
-    if status.st_size == entry["bytes"]:
-        if status.st_mtime_ns == entry["mtime_ns"] and not every_byte:
-            return path
+    is_same = status.st_size == entry["bytes"]
+    if is_same and (every_byte or status.st_mtime_ns != entry["mtime_ns"]):
         print(f"checking the SHA-256 of {path} ...", file=sys.stderr, flush=True)
-        found = sha256_of(path)
-    else:
-        found = f"other, {status.st_size} instead of {entry['bytes']} bytes"
-    if found != entry["sha256"]:
+        is_same = sha256_of(path) == entry["sha256"]
+    if not is_same:
         raise ValueError(
-            f"corpus {path} (SHA-256 {found[:40]}) is not the one that index {folder} was built "
-            f"from (SHA-256 {entry['sha256'][:40]}); build the index again, or pass --corpus"
+            f"corpus {path} is not the one that index {folder} was built from (SHA-256 "
+            f"{entry['sha256'][:40]}); build the index again, or pass --corpus"
         )
     return path
-
-
-def check_encoder(folder: Path, expected: dict[str, Any], found: dict[str, str]) -> None:
-    """Refuse an encoder other than the one that the index was built with, naming both."""
-    mark = "fingerprint" if "fingerprint" in expected else "revision"
-    # A folder may have been renamed; a model id may not have changed.
-    same_name = mark == "fingerprint" or expected["model"] == found["model"]
-    if not same_name or expected[mark] != found.get(mark):
-        described, built_with = (
-            f"{entry['model']} ({mark} {str(entry.get(mark))[:24]})" for entry in (found, expected)
-        )
-        raise ValueError(
-            f"encoder {described} is not the one that index {folder} was built with, "
-            f"{built_with}; pass that one with --encoder, or build the index again"
-        )

@@ -6,15 +6,19 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sg_rlhf.retrieval import manifest
-from sg_rlhf.retrieval.corpus import Corpus, Document, load_offsets, scan
+from sg_rlhf.retrieval.corpus import Corpus, Document, scan
 
 if TYPE_CHECKING:
+    from sg_rlhf.retrieval.bm25 import BM25Backend
+    from sg_rlhf.retrieval.dense import DenseBackend
     from sg_rlhf.retrieval.encoder import Encoder
+
+    Backend = BM25Backend | DenseBackend
 
 
 @dataclass(frozen=True)
@@ -33,14 +37,6 @@ class Hit:
 
     document: Document
     score: float
-
-
-class Backend(Protocol):
-    """Finds rows of a corpus."""
-
-    def __len__(self) -> int: ...
-
-    def search(self, queries: Sequence[str], topk: int) -> list[tuple[np.ndarray, np.ndarray]]: ...
 
 
 class Retriever:
@@ -80,15 +76,13 @@ def open_index(
 
     Args:
         corpus, encoder: where they are now, if they moved.
-        device: of the encoder.
 
     Raises:
-        ValueError: folder, corpus or encoder do not belong together (names both), or a file is not
-            as it was built.
+        ValueError: folder, corpus or encoder do not belong together, or a file is damaged.
     """
     facts = manifest.read(folder)
     path = manifest.check_corpus(folder, facts["corpus"], corpus)
-    passages = Corpus(path, load_offsets(folder / manifest.OFFSETS, facts["corpus"]["rows"]))
+    passages = Corpus(path, np.load(folder / manifest.OFFSETS, mmap_mode="r"))
     options = options or DenseOptions()
     backend: Backend
     if facts["kind"] == "bm25":
@@ -143,11 +137,10 @@ def _open_encoder(
 ) -> Encoder:
     from sg_rlhf.retrieval.encoder import Encoder
 
-    where = encoder or expected["model"]
-    if encoder is None and "path" in expected:
-        where = os.path.normpath(folder.resolve() / expected["path"])
+    path = expected.get("path")
+    where = encoder or (os.path.normpath(folder.resolve() / path) if path else expected["model"])
     # Otherwise transformers would read the path of a missing folder as a model id.
-    if "path" in expected and not Path(where).is_dir():
+    if path and not Path(where).is_dir():
         raise ValueError(
             f"--index {folder}: its encoder {where} is not there (--encoder says where it is)"
         )
@@ -159,8 +152,19 @@ def _open_encoder(
         where, expected.get("revision"), expected["max_length"], device, options.encoder_dtype,
         expected.get("prompts"),
     )  # fmt: skip
-    manifest.check_encoder(folder, expected, model.identity)
+    found, built_with = _mark(model.identity), _mark(expected)
+    if found != built_with:
+        raise ValueError(
+            f"encoder {model.identity['model']} ({found[:24]}) is not the one that index {folder} "
+            f"was built with, {expected['model']} ({built_with[:24]}); pass that one with "
+            "--encoder, or build the index again"
+        )
     return model
+
+
+def _mark(encoder: Mapping[str, Any]) -> str:
+    """Equal for equal encoders: a folder may have been renamed, a model id may not."""
+    return encoder.get("fingerprint") or f"{encoder['model']} {encoder.get('revision')}"
 
 
 def open_faiss(

@@ -17,8 +17,7 @@ from sg_rlhf.common.argument_types import (
     port,
     positive_int,
     printable_name,
-)  # fmt: skip
-from sg_rlhf.common.text import Removed
+)
 from sg_rlhf.retrieval import command
 from sg_rlhf.retrieval.app import create_app
 from sg_rlhf.retrieval.limits import Limits
@@ -43,11 +42,7 @@ KEEP_ALIVE = 75
 
 #: Limits that may be 0.
 MAY_BE_0 = ("max_wait_ms", "cache_size")
-REMOVED = {
-    "--cache-mb": "--cache-size limits the cache",
-    "--verify": "sg-rlhf verify-index does it",
-    "--replicas": "a server has one process: start several behind a load balancer",
-}
+BUSY = (429, 503)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -57,13 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def serve(args: argparse.Namespace) -> None:
-    """Serve until SIGTERM or SIGINT.
-
-    Raises:
-        ValueError, OSError: the index cannot be opened, or the address is taken.
-    """
+    """Serve until SIGTERM or SIGINT; ValueError for an index or an address that does not work."""
     limits = Limits(**{field.name: getattr(args, field.name) for field in fields(Limits)})
-    limits.check()
     # First, since a port that is taken should not cost the minutes of loading.
     listener = _bind(args.host, args.port)
     retriever = _open(args)
@@ -78,22 +68,11 @@ def serve(args: argparse.Namespace) -> None:
     )
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    server = _Server(config)
-    server.announcement = f"serving {retriever.description}\nlistening on http://{shown}:{port}"
+    listener.listen(config.backlog)  # from here on the kernel accepts connections
+    print(f"serving {retriever.description}\nlistening on http://{shown}:{port}", flush=True)
     # uvicorn shuts down in order, then raises the signal again.
     with contextlib.suppress(KeyboardInterrupt):
-        server.run(sockets=[listener])
-
-
-class _Server(uvicorn.Server):
-    """Prints `announcement` once it listens."""
-
-    announcement: str
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if not self.should_exit:
-            print(self.announcement, flush=True)
+        uvicorn.Server(config).run(sockets=[listener])
 
 
 def _bind(host: str, port: int) -> socket.socket:
@@ -110,11 +89,7 @@ def _bind(host: str, port: int) -> socket.socket:
 
 
 def _open(args: argparse.Namespace) -> Retriever:
-    """The index of the flags.
-
-    Raises:
-        ValueError: for flags that do not go together, or an index that cannot be opened.
-    """
+    """The index of the flags."""
     if (args.index is None) == (args.faiss_index is None):
         raise ValueError("expected --index DIR, or --faiss-index FILE with --corpus and --encoder")
     options = DenseOptions(dict(args.search), args.encoder_dtype, args.search_device, args.prompts)
@@ -166,9 +141,8 @@ def _parser() -> argparse.ArgumentParser:
     for field in fields(Limits):
         limit("--" + field.name.replace("_", "-"), default=field.default, metavar="N",
             type=non_negative_int if field.name in MAY_BE_0 else positive_int,
+            choices=BUSY if field.name == "busy_status" else None,
             help=f"{field.metadata['help']} (default: %(default)s)")  # fmt: skip
-    for flag, reason in REMOVED.items():
-        parser.add_argument(flag, action=Removed, const=reason)
     return parser
 
 

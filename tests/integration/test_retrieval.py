@@ -28,7 +28,7 @@ from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi import checks
 
 from lab.bench.random_encoder import save_random_encoder
-from sg_rlhf.retrieval import index, server
+from sg_rlhf.retrieval import server
 from sg_rlhf.retrieval.dense_build import encoded_rows
 from sg_rlhf.retrieval.index import build
 from sg_rlhf.retrieval.search import open_index
@@ -40,10 +40,6 @@ REAL = Path(os.environ.get("SG_QA_DATA", ROOT.parent / "shared" / "data" / "qa")
 needs_real_data = pytest.mark.skipif(
     not (REAL / "corpus.jsonl").is_file(), reason=f"no corpus.jsonl in {REAL} (set SG_QA_DATA)"
 )
-
-
-MAIN = {"index": index.main, "server": server.main}
-NAME = {"index": "index", "server": "serve"}
 
 
 @dataclass(frozen=True)
@@ -126,20 +122,6 @@ def serving(*arguments: object) -> Iterator[Server]:
             process.wait()
 
 
-def refused(capsys: pytest.CaptureFixture[str], module: str, *arguments: object) -> str:
-    """The last line on stderr of a command that refuses its flags, without starting anything."""
-    try:
-        status = MAIN[module]([str(argument) for argument in arguments])
-    except SystemExit as stop:  # argparse
-        status = int(stop.code or 0)
-    captured = capsys.readouterr()
-    assert status == 2
-    error = captured.err.strip().splitlines()[-1]
-    assert f"sg-rlhf {NAME[module]}: " in error
-    assert captured.out == ""
-    return error
-
-
 @pytest.fixture(scope="module")
 def limited(files: Files) -> Iterator[Server]:
     """A server of small limits, so that requests beyond them are small too."""
@@ -167,46 +149,13 @@ def test_a_plain_faiss_file_answers_like_its_folder(files: Files) -> None:
     assert got == [[(hit.document["id"], hit.score) for hit in hits] for hits in expected]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "expected --index DIR, or --faiss-index FILE"),
-        (["--index", "/no/such"], "--index /no/such: no such folder"),
-        (["--faiss-index", "/no/such"], "--faiss-index /no/such: needs --corpus too"),
-        (["--index", "{bm25}", "--topk", "200"], "--topk 200: above --max-topk 100"),
-        (
-            ["--index", "{bm25}", "--max-queries", "99999"],
-            "--max-queries 99999: above --max-pending",
-        ),
-        (
-            ["--index", "{bm25}", "--max-batch", "0"],
-            "argument --max-batch: 0: expected a whole number",
-        ),
-    ],
-)
-def test_bad_flags_are_one_line(
-    files: Files,
-    arguments: list[str],
-    message: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    given = (part.format(bm25=files.bm25) for part in arguments)
-    assert message in refused(capsys, "server", *given)
-
-
 def test_a_taken_port_is_one_line(files: Files, capfd: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        error = refused(capfd, "server", "--index", files.bm25, "--port", taken.getsockname()[1])
-    assert "Address already in use" in error
-
-
-@pytest.mark.parametrize("module", MAIN)
-def test_help_has_examples(module: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        MAIN[module](["--help"])
-    assert f"sg-rlhf {NAME[module]} --" in capsys.readouterr().out
+        port = str(taken.getsockname()[1])
+        assert server.main(["--index", str(files.bm25), "--port", port]) == 2
+    assert capfd.readouterr().err.strip().endswith("Address already in use")
 
 
 #: All but the line that ends it.
@@ -314,13 +263,13 @@ def test_a_killed_build_goes_on(files: Files, tmp_path: Path) -> None:
     )  # fmt: skip
     process = subprocess.Popen(arguments, cwd=ROOT, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 1800
-    while not sum(file.stat().st_size for file in partial.glob("vectors_*")):
+    vectors = partial / "vectors.f32"
+    while not vectors.exists() or not vectors.stat().st_size:
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.005)
     process.kill()
     process.wait()
     assert not out.exists()
-    [vectors] = partial.glob("vectors_*")
     before = encoded_rows(vectors, 32)
     assert before % 256 == 0
     again = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=1800)

@@ -116,29 +116,6 @@ def test_a_folder_of_the_unfinished_builds_name_is_left_alone(
     assert mine.read_text() == "my work"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--encoder", "bm25", "--factory", "Flat"], "--encoder bm25: has no --factory"),
-        (["--encoder", "/no/such/model"], "--encoder /no/such/model: "),
-        (["--encoder", "bm25", "--corpus", "/no/such/file"], "--corpus /no/such/file: no such"),
-    ],
-)
-def test_bad_arguments_are_one_line(
-    tmp_path: Path,
-    corpus: Path,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    message: str,
-) -> None:
-    out = tmp_path / "index"
-    assert run("--corpus", corpus, "--out", out, *arguments) == 2
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert error.startswith("sg-rlhf index: ")
-    assert message in error
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize("kind", ["bm25", "dense"])
 def test_a_bad_corpus_leaves_nothing(
     tmp_path: Path, encoder: Path, capsys: pytest.CaptureFixture[str], kind: str
@@ -190,10 +167,9 @@ def interrupted(partial: Path, corpus: Path, encoder: Path, vectors: np.ndarray)
     model = Encoder(str(encoder), device="cpu")
     described = {**model.identity, "max_length": 64, "prompts": model.prompts}
     made_of = [hashlib.sha256(corpus.read_bytes()).hexdigest(), described, "fp32"]
-    digest = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
     partial.mkdir(parents=True)
-    (partial / "lock").touch()
-    file = partial / f"vectors_{digest[:16]}.f32"
+    (partial / "build.json").write_text(json.dumps(made_of))
+    file = partial / "vectors.f32"
     file.write_bytes(vectors.tobytes() + b"half")
     return file
 
