@@ -50,12 +50,8 @@ def words(text: str) -> list[str]:
     return [_stem(word) for word in _WORD.findall(text.lower()) if word not in _STOPWORDS]
 
 
-def build(corpus: Path, out: Path) -> dict[str, Any]:
-    """Index a corpus into the folder `out`; returns the entries for the manifest.
-
-    Raises:
-        ValueError: no passage has a word.
-    """
+def build(corpus: Path, out: Path) -> None:
+    """Index a corpus into the folder `out`; ValueError if no passage has a word."""
     vocabulary: dict[str, int] = {}
     texts = tqdm(iterate_contents(corpus), desc="splitting words", unit="passage", disable=None)
     ids = [
@@ -68,7 +64,6 @@ def build(corpus: Path, out: Path) -> dict[str, Any]:
     model.index(Tokenized(ids, vocabulary), show_progress=sys.stderr.isatty())
     with disk_full_context(out):
         model.save(out, show_progress=False)
-    return {"words": len(vocabulary)}
 
 
 class BM25Backend:

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,8 +111,7 @@ def build(corpus: Path, encoder: str, out: Path, **options: Any) -> None:
             # numba takes seconds to import, and dense indexes do not need it.
             from sg_rlhf.retrieval import bm25
 
-            facts |= bm25.build(corpus, partial / manifest.BM25)
-            libraries = ["bm25s"]
+            bm25.build(corpus, partial / manifest.BM25)
         else:
             file, rows = partial / VECTORS, len(offsets) - 1
             done = dense_build.encoded_rows(file, model.dimension)
@@ -125,9 +123,7 @@ def build(corpus: Path, encoder: str, out: Path, **options: Any) -> None:
                 print(f"{partial}: continuing after {done:,} of {rows:,} passages", flush=True)
             vectors = dense_build.encode(file, Corpus(corpus, offsets), model, job.batch_size)
             dense_build.fill_index(index, facts["kind"], vectors, partial / manifest.FAISS)
-            libraries = ["faiss-cpu", "torch", "transformers"]
         facts |= manifest.describe_files(partial)
-        facts["versions"] = {name: metadata.version(name) for name in libraries}
         manifest.write(partial, facts)
         partial.rename(out)
         (out / VECTORS).unlink(missing_ok=True)
