@@ -187,18 +187,10 @@ class RetrieverClient:
             self._is_away = False
             self._notify(f"retriever {self.settings.url}: answers again")
         try:
-            answer = json.loads(content)
-        except ValueError:
-            raise _FailedRequest(f"not JSON: {text}") from None
-        return self._read(answer, queries)
-
-    def _read(self, answer: Any, queries: Sequence[str]) -> list[_Result]:
-        """The passages of each query in an answer."""
-        try:
-            found: list[_Result] = [[_passage(e) for e in entries] for entries in answer["result"]]
+            result = json.loads(content)["result"]
+            found: list[_Result] = [[_passage(entry) for entry in entries] for entries in result]
         except (KeyError, TypeError, ValueError) as error:
-            shown = f"an answer of another shape ({error!r}): {_short(answer)}"
-            raise _FailedRequest(shown) from None
+            raise _FailedRequest(f"an answer of another shape ({error!r}): {text}") from None
         if len(found) != len(queries):
             raise _FailedRequest(f"{len(found)} results for {len(queries)} queries")
         return found
