@@ -45,12 +45,7 @@ def read_prompts(
 
 
 class EvaluationLoop:
-    """Evaluates the engines' current weights on held-out prompts.
-
-    Args:
-        sets: (settings, loader) of each of ``sg.eval_sets``.
-        loader: of ``eval.dataset``, evaluated if there are no ``sets``; None for none.
-    """
+    """Evaluates the engines' current weights on ``sets``, else on the prompts of ``loader``."""
 
     def __init__(
         self,
@@ -80,9 +75,7 @@ class EvaluationLoop:
         return bool(self.loaders) and every > 0 and global_step % every == 0
 
     def was_interrupted(self, run_dir: Path, resumed_at: int) -> bool:
-        """Whether a resumed run must repeat the evaluation of its checkpoint's step.
-
-        A checkpoint is saved before the evaluation of its step, so a kill in between loses the
+        """Whether a kill between a checkpoint and the evaluation of its step has lost the
         evaluation.
         """
         rows = jsonl_log.read(run_dir / jsonl_log.EVALUATIONS)
@@ -92,11 +85,8 @@ class EvaluationLoop:
         return bool(resumed_at) and self.is_due(resumed_at)
 
     def run(self, global_step: int) -> dict[str, float]:
-        """Evaluate and log.
-
-        Returns:
-            Metrics by name (:mod:`.evaluation`); {} if the step was evaluated before, or there is
-            no set.
+        """Evaluate and log; the metrics by name (:mod:`.evaluation`), {} where nothing is
+        evaluated.
         """
         if not self.loaders or self._latest_step == global_step:
             return {}

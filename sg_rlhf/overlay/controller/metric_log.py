@@ -18,11 +18,7 @@ from sg_rlhf.run_dir import alerts, jsonl_log
 
 
 class MetricLog:
-    """Writes ``metrics.jsonl`` and its siblings, upstream's two loggers and trackio's.
-
-    Args:
-        run_dir: of the run; None writes no files.
-    """
+    """Writes ``metrics.jsonl`` and its siblings, upstream's two loggers and trackio's."""
 
     def __init__(self, args: Namespace, run_dir: Path | None) -> None:
         self._args, self._run_dir = args, run_dir

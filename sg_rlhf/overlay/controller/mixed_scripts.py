@@ -21,13 +21,10 @@ IGNORED = {"", "LATIN", "GREEK", "MODIFIER"}
 
 
 def mixed_script_frac(texts: Iterable[str]) -> float:
-    """Share of the texts whose letters are of more than one script, Latin not counted.
+    """Share, 0 to 1, of the texts whose letters are of more than one script, Latin not counted.
 
     Scripts that one language writes together (Japanese, Korean, Chinese with Bopomofo) count as
     one. Greek letters do not count: formulas have them.
-
-    Returns:
-        Between 0 and 1; 0 without texts.
     """
     mixed = [_is_mixed(text) for text in texts]
     return sum(mixed) / len(mixed) if mixed else 0.0

@@ -23,10 +23,8 @@ from sg_rlhf.tasks import chat
 
 
 class PromptRows(list[tuple[str, Any]]):
-    """Location and fields of each checked prompt, with what upstream asks of a data set.
-
-    Attributes:
-        error: why the rows cannot be used; None if they can.
+    """Location and fields of each checked prompt; ``error`` says why they cannot be used, or is
+    None.
     """
 
     error: str | None = None
@@ -78,11 +76,7 @@ def read_prompts(
     max_count: int | None = None,
     dataset_split: str = "train",
 ) -> PromptRows:
-    """Read and check prompts as the check before the run does, in the order of upstream's function.
-
-    Args:
-        probabilities: of each of them, to draw rows at random; None for one after the other.
-    """
+    """Read and check prompts as the check before the run does, in the order of upstream."""
     fields = _schema(strategy.args.data)
     try:
         sets = [
@@ -166,9 +160,6 @@ class PromptDataset(Upstream):  # type: ignore[misc]  # upstream has no types
         """Refuse incomplete rows, prompts of another template, and prompts that are too long.
 
         Not part of ``__init__``: Ray loses the cause of an actor's failed start.
-
-        Raises:
-            UnusablePrompts: one line with the remedy.
         """
         if self._row_error is not None:
             raise UnusablePrompts(self._row_error)

@@ -7,11 +7,9 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 
 
 def rollout_stats(experiences: list[Experience], n_samples_per_prompt: int) -> dict[str, float]:
-    """Mean and std of the rewards, response length, truncation, accuracy and groups without signal.
+    """Rewards, response lengths, truncation, accuracy and groups without signal.
 
-    Args:
-        n_samples_per_prompt: responses that are compared with each other; 1 if the estimator does
-            not compare those to one prompt.
+    ``n_samples_per_prompt`` is 1 if the estimator does not compare the responses to one prompt.
     """
     rewards = torch.cat([e.info["reward"] for e in experiences]).float()
     lengths = torch.cat([e.response_length for e in experiences]).float()

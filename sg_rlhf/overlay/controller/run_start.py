@@ -28,11 +28,7 @@ def prepare_run_dir(
     processes: dict[str, Any],
     remarks: Sequence[str] = (),
 ) -> None:
-    """Write placement and plan, and drop log rows after the checkpoint.
-
-    Args:
-        resumed_at: rollouts trained before; 0 for a new run.
-    """
+    """Write placement and plan, and drop log rows after ``resumed_at`` rollouts."""
     nodes = locations.group_by_node(
         {
             locations.CONTROLLER: [locations.this_process()],
@@ -52,11 +48,7 @@ def processes(
     reward: RayActorGroup,
     engines: list[ActorHandle],
 ) -> dict[str, list[Any]]:
-    """Ray actors of a run by role.
-
-    Args:
-        policy, reference, reward: upstream's groups of ranks; None for none.
-    """
+    """Ray actors of a run by role."""
     groups = {"policy rank": policy, "reference rank": reference, "reward rank": reward}
     ranks = {role: g._actor_handlers for role, g in groups.items() if g is not None}
     return {**ranks, "rollout engine": engines}

@@ -21,12 +21,7 @@ DECODED = 64
 
 
 class SampleLog:
-    """Keeps a few samples of each rollout.
-
-    Attributes:
-        check_batch: sequences for :mod:`sg_rlhf.overlay.weight_sync.log_prob_check`; empty before
-            the first rollout.
-    """
+    """Keeps a few samples of each rollout; ``check_batch`` has those for the log-prob check."""
 
     def __init__(self, args: Namespace, tokenizer: PreTrainedTokenizerBase) -> None:
         self._args, self._tokenizer = args, tokenizer
@@ -36,12 +31,7 @@ class SampleLog:
         self._indices: list[int] = []
 
     def collect(self, experiences: list[Experience], version_runs: list[Any] | None) -> None:
-        """Keep samples of a rollout.
-
-        Args:
-            version_runs: weight versions of each sample's tokens, in the order of the prompts; None
-                in a synchronous run.
-        """
+        """Keep samples of a rollout; ``version_runs`` is None in a synchronous run."""
         self.rows, self._indices = [], []
         samples = [(e, i) for e in experiences for i in range(len(e.sequences))]
         samples.sort(key=lambda sample: sample[0].index[sample[1]])  # by prompts, not by lengths

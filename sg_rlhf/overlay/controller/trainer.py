@@ -51,9 +51,7 @@ LOGGED_SAMPLE_KEYS = ("reward", "correct", "response_length", "truncated")
 class Controller:
     """The Ray actor that runs the training loop. It holds no model.
 
-    Args:
-        reference: the reference model's ranks; None without a KL.
-        reward: the reward model's ranks; None for a reward function or an agent.
+    ``reference`` is None without a KL, ``reward`` with a reward function or an agent.
     """
 
     def __init__(
@@ -123,7 +121,7 @@ class Controller:
         activity.set_status(rollout, section)
 
     def prepare(self) -> int:
-        """Check the prompts.
+        """Check the prompts; the number of optimizer steps that they give.
 
         Raises:
             UnusablePrompts: the data set does not fill one rollout, or suits another model.

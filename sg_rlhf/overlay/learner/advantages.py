@@ -25,11 +25,7 @@ def add_advantages(
 
     Equal rewards give exactly 0 (:func:`sg_rlhf.algo.advantages.level_equal`). With
     ``sg.advantage_std=population`` ``group_norm`` is the paper's Eq. 4. A response without a token
-    of the policy takes no part in the update, nor its reward in the statistics of its group.
-
-    Args:
-        experiences: a rollout in batches of any size, with ``index``; changed in place.
-        has_tokens: of each batch bool [B], which responses have a token.
+    (``has_tokens``) takes no part in the update, nor its reward in the statistics of its group.
     """
     for e in experiences:
         e.rewards = e.rewards.to(torch.promote_types(e.rewards.dtype, torch.float32))

@@ -38,10 +38,8 @@ class BatchBarrier(Generic[T]):
             self._complete.set()
 
     async def arrive(self, key: RequestKey, add: Callable[[], Awaitable[T]]) -> T:
-        """Wait for the batch, add the request and return what ``add`` returns.
-
-        Raises:
-            BaseException: of the engine, if it failed meanwhile.
+        """Wait for the batch, add the request and return what ``add`` returns, or the engine's
+        error.
         """
         if self._failure is not None:
             raise self._failure

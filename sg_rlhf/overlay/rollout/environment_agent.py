@@ -71,9 +71,6 @@ class EnvironmentAgent(AgentExecutorBase):  # type: ignore[misc]  # upstream has
     ) -> Response:
         """Sample and grade one rollout.
 
-        Args:
-            images: must be empty.
-
         Raises:
             RewardError: the label is wrong, or there are images.
             EnvironmentDown: the environment does not work, or fails too often.

@@ -108,12 +108,10 @@ def reward_of(remote_rm_url: list[str] | str) -> Reward:
 
 
 def check_agent_rewards(executor: AgentExecutorBase) -> None:
-    """Make an agent's ``step`` raise a RewardError if its reward is not a tensor.
+    """Make the ``step`` of an upstream multi-turn agent raise RewardError if its reward is no
+    tensor.
 
     Upstream calls ``rewards.item()``, which ends in an AttributeError without the agent's name.
-
-    Args:
-        executor: of an engine; one that is not upstream's multi-turn executor stays as it is.
     """
     if isinstance(executor, MultiTurnAgentExecutor):
         executor.agent_instance_cls = _with_checked_step(executor.agent_instance_cls)
