@@ -13,7 +13,7 @@ import hashlib
 import math
 import statistics
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -232,7 +232,9 @@ def accuracy(study: Study, runs: Runs) -> dict[str, dict[str, dict[int, float]]]
     return curves
 
 
-def secondary(study: Study, runs: Runs) -> list[str]:
+def secondary(
+    study: Study, runs: Runs, figures: Mapping[str, Callable[[dict[str, Any]], float]] = SECONDARY
+) -> list[str]:
     """Markdown: every arm compared with GRPO, and mask_only with Eq. 13; paired, unadjusted."""
     cells = [*study.cells()]
     lines = [
@@ -240,7 +242,7 @@ def secondary(study: Study, runs: Runs) -> list[str]:
         "|---|---|---|---|--:|--:|---|--:|--:|--:|",
     ]
     against = [(arm, BASELINE) for arm in study.file.variants if arm != BASELINE]
-    for name, figure_of in SECONDARY.items():
+    for name, figure_of in figures.items():
         rows = compared(cells, runs, figure_of, [*against, ("mask_only", "sg_inside")])
         for (c, arm, other), found in rows.items():
             lines.append(

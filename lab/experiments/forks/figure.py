@@ -18,6 +18,7 @@ COLOURS = {
     "sg_outside": "#d1495b",
     "sg_inside": "#00798c",
     "mask_only": "#edae49",
+    "zero_low": "#3d5a80",
     "sg_outside_dose": "#8d3b72",
     "reshape_reversed": "#66a182",
 }

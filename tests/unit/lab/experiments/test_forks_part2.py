@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import random
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from lab.experiments.forks_part2 import dose_response, entropy_matched, gradients
+from lab.experiments.forks_part2 import analyse, dose_response, entropy_matched, gradients
 from lab.experiments.forks_part2.zero_low import ZeroLow
 from lab.study import decision
-from lab.study.plan import load_study
+from lab.study.plan import Cell, load_study
 from sg_rlhf.algo.weightings import make_weighting
 
 STUDY = load_study(gradients.HERE / "study.yaml")
@@ -39,6 +42,32 @@ def test_the_control_removes_the_tokens_whose_weight_is_below_the_upper_one() ->
     published = make_weighting("grpo_sg").curve(p)
     assert torch.equal(ZeroLow().curve(p) == 0, published < 1.4)
     assert make_weighting("lab.experiments.forks_part2.zero_low:ZeroLow") == ZeroLow()
+
+
+def made_up_runs(cells: list[Cell]) -> dict[str, Any]:
+    rng = random.Random(1)
+    found = {}
+    for cell in cells:
+        level = 0.5 - 0.1 * (cell.variant == "sg_inside") - 0.3 * (cell.variant == "zero_low")
+        curve = [{"rollout": r, "held_out": level + rng.gauss(0, 0.01)} for r in (10, 20, 30, 40)]
+        figures = {"entropy_after": 0.2, "grad_norm_peak": 2.0, "grad_norm_mean": 1.0}
+        found[cell.name] = {
+            "curves": {"accuracy": curve, "reward": [0.5] * 40, "good_words": [0.5] * 40},
+            "figures": {key: value + 0.01 * rng.random() for key, value in figures.items()},
+            "commit": "abc",
+        }
+    return found
+
+
+def test_the_tables_and_the_picture_of_complete_blocks(tmp_path: Path) -> None:
+    cells = [*STUDY.cells()]
+    runs = made_up_runs(cells[:40])
+    lines = decision.report(STUDY, runs)
+    assert "40 runs are missing: no verdict yet" in "\n".join(lines)
+    table = analyse.secondary(STUDY, runs)
+    assert sum("| sg_inside | grpo | 4 |" in line for line in table) == 2 * len(analyse.SECONDARY)
+    analyse.draw(STUDY, runs, tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
 # -- The dose-response curve and the entropy-matched control -------------------------------------
