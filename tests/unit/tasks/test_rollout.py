@@ -16,7 +16,6 @@ from sg_rlhf.tasks.kk.domain import KK
 from sg_rlhf.tasks.rollout import Reply, SingleTurn, Turn
 from sg_rlhf.tasks.search.environment import SearchEnvironment
 from sg_rlhf.tasks.search.limits import Limits
-from sg_rlhf.tasks.search.protocol import CORRECTION, FAILED
 from sg_rlhf.tasks.search.settings import SearchSettings
 from tests.unit.tasks.search.http_retriever import Retriever, running
 
@@ -65,32 +64,6 @@ def test_a_search_is_answered_and_the_answer_graded(retriever: Retriever) -> Non
     assert first.text.endswith("</information>\n\n")
     assert retriever.requests[0]["queries"] == ["Ada"]
     assert (grade.reward, grade.correct) == (1.0, True)
-
-
-@pytest.mark.parametrize(("scheme", "reward"), [("sign", -1.0), ("binary", 0.0)])
-def test_a_wrong_answer_has_the_rewards_of_the_setting(
-    retriever: Retriever, scheme: str, reward: float
-) -> None:
-    _, grade = play(retriever.url, "<answer> Bob </answer>", reward=scheme)
-    assert grade.reward == reward
-
-
-def test_an_invalid_turn_is_corrected_or_ends_the_episode(retriever: Retriever) -> None:
-    (first, _), _ = play(retriever.url, "Hm.", "<answer> Ada </answer>")
-    assert first.text == CORRECTION
-    _, grade = play(retriever.url, "Hm.", invalid="end")
-    assert not grade.correct
-
-
-def test_the_last_turn_may_only_answer(retriever: Retriever) -> None:
-    _, grade = play(retriever.url, SEARCHES, SEARCHES, max_turns=1)
-    assert not grade.correct
-    assert len(retriever.requests) == 1
-
-
-def test_a_failed_search_is_told_to_the_model() -> None:
-    (first, _), _ = play("http://127.0.0.1:9/retrieve", SEARCHES, "<answer> Ada </answer>")
-    assert FAILED in first.text
 
 
 def test_a_long_result_is_cut(retriever: Retriever) -> None:

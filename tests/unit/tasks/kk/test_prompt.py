@@ -14,7 +14,7 @@ import pytest
 from sg_rlhf.data.command import main
 from sg_rlhf.tasks.kk.prompt import build_chat_prompt, build_prompt
 from sg_rlhf.tasks.kk.puzzle import generate
-from tests.unit.tasks.kk.oracles import LOGIC_RL_PROMPT, logic_rl_row, write_parquet
+from tests.unit.tasks.kk.oracles import LOGIC_RL_PROMPT
 
 # -- The prompt against an independent copy, against real data where given, and through templates --
 
@@ -34,29 +34,16 @@ class ChatML:
         return "".join(turns) + self.ending
 
 
-def check_file(path) -> int:
-    rows = pq.read_table(path, columns=["quiz", "prompt"]).to_pylist()
-    for row in rows:
-        assert build_prompt(row["quiz"]) == row["prompt"][0]["content"]
-    return len(rows)
-
-
-def test_prompt_column_is_reproduced_byte_for_byte(tmp_path):
-    rows = [logic_rl_row(puzzle) for puzzle in PUZZLES]
-    assert check_file(write_parquet(tmp_path / "kk.parquet", rows)) == len(PUZZLES)
+def test_the_prompt_is_logic_rls():
+    assert build_prompt("QUIZ") == LOGIC_RL_PROMPT
 
 
 @pytest.mark.skipif("SG_KK_PARQUET" not in os.environ, reason="SG_KK_PARQUET names no parquet")
-def test_prompt_column_of_the_real_data():
-    assert check_file(os.environ["SG_KK_PARQUET"]) > 0
-
-
-def test_the_quirks_are_there():
-    prompt = build_prompt("QUIZ")
-    assert prompt == LOGIC_RL_PROMPT
-    assert "</think> and<answer> </answer>" in prompt
-    assert "</answer>.  Now the user" in prompt
-    assert prompt.endswith("<|im_start|>assistant\n<think>")
+def test_the_prompts_of_the_real_data_are_reproduced_byte_for_byte():
+    rows = pq.read_table(os.environ["SG_KK_PARQUET"], columns=["quiz", "prompt"]).to_pylist()
+    assert rows
+    for row in rows:
+        assert build_prompt(row["quiz"]) == row["prompt"][0]["content"]
 
 
 def test_chatml_gives_the_same_bytes():

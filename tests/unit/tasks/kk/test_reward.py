@@ -47,6 +47,7 @@ def test_gold_and_every_flip(puzzle):
     result = score(answered(gold), gold)
     assert (result.reward, result.correct, result.reason) == (3.0, True, Reason.CORRECT)
     assert score(answered(gold), gold, "table5").reward == 3.0
+    assert score(answered(gold), gold, reading="strict").correct
     for person in range(puzzle.n_people):
         flipped = tuple(k ^ (i == person) for i, k in enumerate(puzzle.solution))
         text = answered(render_answer(puzzle.names, flipped))
@@ -54,6 +55,7 @@ def test_gold_and_every_flip(puzzle):
         assert (result.reward, result.correct, result.reason) == (-0.5, False, Reason.WRONG)
         assert result.extracted == render_answer(puzzle.names, flipped)
         assert score(text, gold, "table5").reward == -2.5
+        assert score(text, gold, reading="strict").reason is Reason.WRONG
     nobody = answered(render_answer(puzzle.names, [not k for k in puzzle.solution]))
     assert score(nobody, gold).reward == -0.5
     assert score(nobody, gold, "table5").reward == -3.0
@@ -112,12 +114,6 @@ def test_other_ways_to_write_the_right_answer(answer):
     assert score(answered(answer), GOLD).reward == 3.0
 
 
-def test_text_behind_the_answer_does_not_matter_but_tags_do():
-    assert score(GOOD + "<|endoftext|> and so on", GOLD).reward == 3.0
-    assert score(GOOD + GOOD, GOLD).reward == -3.0
-    assert score("<think>" + GOOD, GOLD).reward == -3.0
-
-
 def test_names_are_not_patterns():
     gold = "(1) A.x is a knight\n(2) B(b is a knave"
     assert score(answered(gold), gold).reward == 3.0
@@ -159,16 +155,6 @@ def test_names_are_not_patterns():
 def test_the_two_readings(answer, reference, strict):
     assert score(answered(answer), GOLD).reward == reference
     assert score(answered(answer), GOLD, reading="strict").reward == strict
-
-
-@pytest.mark.parametrize("puzzle", PUZZLES[::5], ids=str)
-def test_every_gold_is_read_strictly(puzzle):
-    gold = puzzle.solution_text_format
-    assert score(answered(gold), gold, reading="strict").correct
-    for person in range(puzzle.n_people):
-        flipped = tuple(k ^ (i == person) for i, k in enumerate(puzzle.solution))
-        text = answered(render_answer(puzzle.names, flipped))
-        assert score(text, gold, reading="strict").reason is Reason.WRONG
 
 
 _PIECES = st.lists(
@@ -245,11 +231,10 @@ def test_a_bad_gold_is_an_error_not_a_reward(gold):
         score(GOOD, gold)
 
 
-def test_unknown_scheme():
-    with pytest.raises(ValueError, match="reference, table5"):
-        score(GOOD, GOLD, "table6")
-
-
-def test_unknown_reading():
-    with pytest.raises(ValueError, match="reference, strict"):
-        score(GOOD, GOLD, reading="lenient")
+@pytest.mark.parametrize(
+    ("choice", "known"),
+    [({"scheme": "table6"}, "reference, table5"), ({"reading": "lenient"}, "reference, strict")],
+)
+def test_an_unknown_scheme_or_reading_is_refused(choice, known):
+    with pytest.raises(ValueError, match=known):
+        score(GOOD, GOLD, **choice)

@@ -96,24 +96,31 @@ def test_every_kind_and_wording_comes_up():
     assert all(value >= 0 for problem in made for value in problem.values[:-1])
 
 
-def test_worked_example():
-    problem = Problem(47, (("+", 85), ("-", 36)), "")
-    assert trace(problem, random.Random(0)) == (
-        "\n47 + 85: 7 + 5 = 12, 4 + 8 + 1 = 13 so 132"
-        "\n132 - 36: 12 - 6 = 6, 13 - 3 - 1 = 9, 1 - 0 - 1 = 0 so 96"
-        "\n\\boxed{96}"
-    )
-
-
-def test_worked_examples_of_a_product_and_an_answer_below_zero():
-    product = Problem(24, (("\\times", 7),), "")
-    assert trace(product, random.Random(0)) == (
-        "\n24 \\times 7: 4 \\times 7 = 28, 2 \\times 7 + 2 = 16 so 168\n\\boxed{168}"
-    )
-    below = Problem(36, (("-", 81),), "")
-    assert trace(below, random.Random(0)) == (
-        "\n36 - 81: below 0, 81 - 36: 11 - 6 = 5, 8 - 3 - 1 = 4 so -45\n\\boxed{-45}"
-    )
+@pytest.mark.parametrize(
+    ("start", "steps", "slip_p", "text"),
+    [
+        (
+            47,
+            [("+", 85), ("-", 36)],
+            0.0,
+            "\n47 + 85: 7 + 5 = 12, 4 + 8 + 1 = 13 so 132"
+            "\n132 - 36: 12 - 6 = 6, 13 - 3 - 1 = 9, 1 - 0 - 1 = 0 so 96",
+        ),
+        (
+            24,
+            [("\\times", 7)],
+            0.0,
+            "\n24 \\times 7: 4 \\times 7 = 28, 2 \\times 7 + 2 = 16 so 168",
+        ),
+        (36, [("-", 81)], 0.0, "\n36 - 81: below 0, 81 - 36: 11 - 6 = 5, 8 - 3 - 1 = 4 so -45"),
+        # A slip forgets the carry or the borrow.
+        (47, [("+", 85)], 1.0, "\n47 + 85: 7 + 5 = 12, 4 + 8 = 12 so 122"),
+        (81, [("-", 36)], 1.0, "\n81 - 36: 11 - 6 = 5, 8 - 3 = 5 so 55"),
+    ],
+)
+def test_worked_examples(start, steps, slip_p, text):
+    found = trace(Problem(start, tuple(steps), ""), random.Random(0), slip_p=slip_p)
+    assert found == f"{text}\n\\boxed{{{text.split(' so ')[-1]}}}"
 
 
 @given(st.integers(0, 10**6), st.integers(1, 4))
@@ -126,16 +133,6 @@ def test_work_without_slips_is_right_in_every_column(seed, max_digits):
             assert eval(left.replace("\\times", "*")) == int(right)
 
 
-def test_a_slip_forgets_the_carry_or_the_borrow():
-    always = {"style": "columns", "slip_p": 1.0}
-    assert trace(Problem(47, (("+", 85),), ""), random.Random(0), **always) == (
-        "\n47 + 85: 7 + 5 = 12, 4 + 8 = 12 so 122\n\\boxed{122}"
-    )
-    assert trace(Problem(81, (("-", 36),), ""), random.Random(0), **always) == (
-        "\n81 - 36: 11 - 6 = 5, 8 - 3 = 5 so 55\n\\boxed{55}"
-    )
-
-
 def test_a_guess_has_the_golds_sign_and_length_and_is_mostly_wrong():
     rng, right = random.Random(0), 0
     for problem in generate(1000, 0):
@@ -146,24 +143,23 @@ def test_a_guess_has_the_golds_sign_and_length_and_is_mostly_wrong():
     assert right < 60
 
 
+PROBLEM = Problem(7, (("+", 8),), "")
+
+
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("make", "message"),
     [
-        ({"count": -1}, "count must not be negative, got -1"),
-        ({"count": 1, "max_operands": 4}, "max_operands must be 2 or 3, got 4"),
-        ({"count": 1, "max_digits": 0}, "max_digits must be 1 to 4, got 0"),
-        ({"count": 5000, "max_operands": 2, "max_digits": 1}, "found only .* different problems"),
+        (lambda: generate(-1, 0), "count must not be negative, got -1"),
+        (lambda: generate(1, 0, max_operands=4), "max_operands must be 2 or 3, got 4"),
+        (lambda: generate(1, 0, max_digits=0), "max_digits must be 1 to 4, got 0"),
+        (lambda: generate(5000, 0, max_operands=2, max_digits=1), "found only .* different probl"),
+        (lambda: trace(PROBLEM, random.Random(0), "magic"), "must be"),
+        (lambda: trace(PROBLEM, random.Random(0), slip_p=1.5), "must be"),
     ],
 )
-def test_impossible_requests_are_refused(options, message):
+def test_wrong_arguments_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
-        generate(seed=0, **options)
-
-
-@pytest.mark.parametrize("options", [{"style": "magic"}, {"slip_p": 1.5}])
-def test_bad_trace_options_are_refused(options):
-    with pytest.raises(ValueError, match="must be"):
-        trace(generate(1, 0)[0], random.Random(0), **options)
+        make()
 
 
 def test_the_share_held_out_is_a_tenth():

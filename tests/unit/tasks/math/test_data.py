@@ -73,51 +73,39 @@ def test_imo_answer_bench_is_read_and_its_misplaced_quotation_mark_is_mended(tmp
         ([0.5, 1e-7, 1e30], ["0.5", "1e-07", "1e+30"]),
         (["025", "142.0", " \\frac12\n", "1,000"], ["025", "142.0", "\\frac12", "1,000"]),
         ([7, -2], ["7", "-2"]),
+        ([["9.6\n"], ["1", ""]], ["9.6", "1"]),
+        ([["4.4e7", "4.4 \\times 10^7"]], [("4.4e7", "4.4 \\times 10^7")]),
     ],
 )
 def test_golds_of_a_column(tmp_path, golds, expected):
     path = write_parquet(tmp_path / "x.parquet", [reference_row("p", gold) for gold in golds])
-    assert [row.golds for row in read_rows(path)] == [(gold,) for gold in expected]
+    several = [gold if isinstance(gold, tuple) else (gold,) for gold in expected]
+    assert [row.golds for row in read_rows(path)] == several
 
 
-def test_lists_of_golds(tmp_path):
-    golds = [["9.6\n"], ["4.4e7", "4.4 \\times 10^7"], ["1", ""]]
-    path = write_parquet(tmp_path / "x.parquet", [reference_row("p", gold) for gold in golds])
-    assert [row.golds for row in read_rows(path)] == [
-        ("9.6",),
-        ("4.4e7", "4.4 \\times 10^7"),
-        ("1",),
-    ]
+ORZ = [orz_row("Determine $n$.", "n = 4"), orz_row("And?", "\\frac{1}{2}")]
+DEEPSCALER = [
+    {"problem": "P?", "answer": "3/2", "solution": "long"},
+    {"problem": "Q?", "answer": 12, "solution": ""},
+    {"problem": "R?", "answer": ["1", "one"]},
+]
 
 
-def test_open_reasoner_zero(tmp_path):
-    items = [orz_row("Determine $n$.", "n = 4"), orz_row("And?", "\\frac{1}{2}")]
-    expected = [
-        MathRow("orz57k-1", "Determine $n$.", ("n = 4",), "orz57k"),
-        MathRow("orz57k-2", "And?", ("\\frac{1}{2}",), "orz57k"),
-    ]
-    whole = write_json(tmp_path / "x.json", items)
-    lines = write_jsonl(tmp_path / "x.jsonl", items)
-    assert read_rows(whole, source="orz57k") == read_rows(lines, source="orz57k") == expected
+@pytest.mark.parametrize(
+    ("items", "rows"),
+    [
+        (ORZ, [("Determine $n$.", ("n = 4",)), ("And?", ("\\frac{1}{2}",))]),
+        (DEEPSCALER, [("P?", ("3/2",)), ("Q?", ("12",)), ("R?", ("1", "one"))]),
+    ],
+    ids=["Open-Reasoner-Zero", "DeepScaleR"],
+)
+def test_a_json_file_is_one_list_or_lines(tmp_path, items, rows):
+    expected = [MathRow(f"set-{i}", *row, "set") for i, row in enumerate(rows, 1)]
+    whole = write_json(tmp_path / "set.json", items)
+    assert read_rows(whole) == read_rows(write_jsonl(tmp_path / "set.jsonl", items)) == expected
     whole.write_text("\n  " + json.dumps(items, indent=2))
-    assert read_rows(whole, source="orz57k") == expected
-
-
-def test_deepscaler(tmp_path):
-    items = [
-        {"problem": "P?", "answer": "3/2", "solution": "long"},
-        {"problem": "Q?", "answer": 12, "solution": ""},
-        {"problem": "R?", "answer": ["1", "one"]},
-    ]
-    for path in (
-        write_json(tmp_path / "deep.json", items),
-        write_jsonl(tmp_path / "deep.jsonl", items),
-    ):
-        assert read_rows(path) == [
-            MathRow("deep-1", "P?", ("3/2",), "deep"),
-            MathRow("deep-2", "Q?", ("12",), "deep"),
-            MathRow("deep-3", "R?", ("1", "one"), "deep"),
-        ]
+    named = [MathRow(f"orz57k-{i}", *row, "orz57k") for i, row in enumerate(rows, 1)]
+    assert read_rows(whole, source="orz57k") == named
 
 
 def test_our_own_records_come_back(tmp_path):

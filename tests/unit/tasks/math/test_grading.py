@@ -53,7 +53,7 @@ RIGHT = {
         ("5 cm, 7 cm", r"5\text{ cm}, 7\text{ cm}"), (r"5\text{ cm and }7\text{ cm}", "5,7"),
         (r"(5\text{ cm}, 7\text{ cm})", "(5,7)"), (r"5 \mathrm{~kJ} / \text{mole photons}", "5"),
         (r"1.3 × 10⁻²⁷ \mathrm{~kg·m/s}", r"1.3 \times 10^{-27}"),
-        (r"6630.65 \text{ Å}", "6630.65"), (r"5 \text{ million dollars}", "5000000"),
+        (r"6630.65 \text{ Å}", "6630.65"),
         ("3:30 PM", r"3:30 \text{ p.m.}"), ("1,000.99", "1000.99"),
     ],
     "names": [
@@ -103,7 +103,7 @@ NEAR_MISSES = {
         ("5 cm, 8 cm", r"5\text{ cm}, 7\text{ cm}"), (r"5\text{ cm} \cdot 7\text{ cm}", "5"),
         (r"5\text{cm}\frac{7}{8}", "5"), (r"5\text{ cm}7\text{ cm}", "5"), ("2 t", "2"),
         ("2m", "2"), ("2c", "2"), (r"5.4 \text{ dollars}", r"5.4 \text{ cents}"),
-        (r"5\text{ million}", "5"), (r"5\text{ squared}", "5"),
+        (r"5\text{ squared}", "5"),
         (r"5 \text{ if n even, } 6 \text{ if n odd}", "5"),
         (r"3\mathbf{i}+4\mathbf{j}", r"3\mathbf{i}+4"), (r"2\mathrm{e}", "2"), (r"3\text{i}", "3"),
         ("17.5%", "18"), ("1,000.98", "1000.99"),

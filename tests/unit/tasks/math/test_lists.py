@@ -90,10 +90,6 @@ def test_time_is_linear_in_boxes_that_close():
     assert seconds(100_000) < 60 * max(min(seconds(6_250) for _ in range(3)), 0.002)
 
 
-def test_a_second_box_that_is_cut_off_leaves_the_first():
-    assert last_box(r"So $\boxed{5}$. To check, \boxed{5 + ") == "5"
-
-
 # -- What counts as a list, and what its elements are --------------------------------------------
 
 
