@@ -182,17 +182,13 @@ def test_every_published_set_says_something_for_the_papers_models():
     # Sums are generated, and nobody published them: nothing is said of who has seen them.
     published = [suite for name, suite in SUITES.items() if name != "arithmetic"]
     benchmarks = {b.name: b for suite in published for b in suite.benchmarks}
-    qwen, qwen3, llama = FAMILIES
     verdicts = {
-        name: [b.exposure.assess(family)["verdict"] for family in (qwen, qwen3, llama)]
+        name: [b.exposure.assess(family)["verdict"] for family in FAMILIES]
         for name, b in benchmarks.items()
     }
-    assert verdicts["math500"] == verdicts["amc"] == ["reported", "reported", "not found"]
-    assert verdicts["aime"] == ["reported"] * 3
+    # In the order of FAMILIES: Qwen2.5, Qwen3, Llama 3.1.
+    assert verdicts["math500"] == ["reported", "reported", "not found"]
     assert verdicts["aime25"] == ["newer", "not found", "newer"]
-    assert verdicts["aime26"] == verdicts["hmmt26"] == ["newer"] * 3
-    assert verdicts["hmmt25"] == ["newer", "not studied", "newer"]
-    assert verdicts["minerva"] == ["not found"] * 3
     assert verdicts["olympiadbench"] == ["not studied"] * 3
     for benchmark in benchmarks.values():
         assert re.fullmatch(r"20\d\d-[01]\d", benchmark.exposure.published)

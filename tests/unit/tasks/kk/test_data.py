@@ -104,9 +104,6 @@ def test_a_missing_column_is_named(tmp_path, column):
     ("name", "content", "complaint"),
     [
         ("x.parquet", b"not a parquet", "not a readable parquet file"),
-        ("x.parquet", b"", "not a readable parquet file"),
-        ("x.jsonl", b"{", "row 1: not JSON"),
-        ("x.jsonl", b"\xff\xfe", "row 1: not JSON"),
         ("x.jsonl", b"[1]\n", "row 1: .*expected a JSON object"),
         ("x.jsonl", b"", "no rows"),
     ],

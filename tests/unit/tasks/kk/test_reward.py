@@ -101,19 +101,6 @@ def test_unreadable_answers(answer):
     assert score(answered(answer), GOLD, "table5").reward == -3.0
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        GOLD.upper(),
-        GOLD.replace(" ", " \n\t"),
-        "Mia is a knight, Jack is a knave, and Zoey is a knight.",  # any order
-        "Well: " + GOLD,
-    ],
-)
-def test_other_ways_to_write_the_right_answer(answer):
-    assert score(answered(answer), GOLD).reward == 3.0
-
-
 def test_names_are_not_patterns():
     gold = "(1) A.x is a knight\n(2) B(b is a knave"
     assert score(answered(gold), gold).reward == 3.0
@@ -126,6 +113,8 @@ def test_names_are_not_patterns():
         (GOLD, 3.0, 3.0),
         (GOLD.upper(), 3.0, 3.0),
         (GOLD.replace("\n", " "), 3.0, 3.0),
+        (GOLD.replace(" ", " \n\t"), 3.0, -1.0),
+        ("Well: " + GOLD, 3.0, -1.0),
         (f"\n{GOLD}.\n", 3.0, 3.0),
         ("Mia is a knight, Jack is a knave, and Zoey is a knight.", 3.0, 3.0),
         ("1. Zoey is a knight;\n2. Jack  is a knave;\n- Mia is a knight", 3.0, 3.0),

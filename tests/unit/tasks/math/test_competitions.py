@@ -2,7 +2,6 @@
 
 import hashlib
 import http.server
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -10,7 +9,6 @@ import pytest
 from sg_rlhf.data_io.records import DataError
 from sg_rlhf.tasks.math.data import read_rows
 from sg_rlhf.tasks.math.sets.competitions import Competitions
-from sg_rlhf.tasks.math.sets.published import MORE_EVAL_SETS
 from tests.http_server import serving
 
 MADE = (
@@ -76,12 +74,3 @@ def test_another_file_is_named_with_both_checksums(tmp_path):
     with pytest.raises(DataError) as error:
         SET.check(path)
     assert SET.sha256 in str(error.value) and SET.url in str(error.value)
-
-
-def test_the_pinned_ones_name_commit_and_file():
-    pinned = [s.origin for s in MORE_EVAL_SETS.values() if isinstance(s.origin, Competitions)]
-    assert len(pinned) == 2
-    for origin in pinned:
-        assert (len(origin.commit), len(origin.sha256)) == (40, 64)
-        assert origin.commit in origin.url_of("f") and origin.commit in origin.url
-        assert replace(origin, commit="d" * 40).url != origin.url
