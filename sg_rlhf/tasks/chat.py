@@ -26,7 +26,6 @@ class ChatFormat(NamedTuple):
     """How a family of models writes a conversation.
 
     Attributes:
-        name: for people.
         start: text that begins a turn, or a part of it.
         end: the token that ends the model's turn.
         is_token: the start is a control token in every tokenizer of the family.

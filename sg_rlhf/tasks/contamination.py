@@ -13,12 +13,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ModelFamily:
-    """Models that share their pretraining data.
+    """Models that share their pretraining data, known by a `pattern` of their names.
 
     Attributes:
-        pattern: of a model's name, in small letters.
-        report: arXiv id of the technical report; its first version is later than the data.
-        month: of that version, YYYY-MM.
+        report: arXiv id of the technical report; its first version (of `month`) is newer.
     """
 
     name: str

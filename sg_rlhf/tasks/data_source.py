@@ -112,11 +112,7 @@ def data_files(
     facts: Mapping[str, Any] | None = None,
     order: str | None = None,
 ) -> DataFiles:
-    """The two files, with the rows per group in `counts`.
-
-    Args:
-        order: seed of the order in which the rows are written; None: as they are given.
-    """
+    """The two files, with rows per group in `counts`, written in an order by the seed `order`."""
     splits = {"train": train, "test": test}
     counts = {name: counts_of([group(row) for row in rows]) for name, rows in splits.items()}
     if order is not None:

@@ -139,14 +139,7 @@ def find_overlap(
     n: int | None = NGRAM,
     on_row: Tick | None = None,
 ) -> list[OverlapReport]:
-    """Compare training rows with evaluation sets; repeated training problems count once.
-
-    Args:
-        n: length of a run, in words, at least 1; None: only the same text is looked for.
-
-    Returns:
-        One `OverlapReport` for each set, in the order given.
-    """
+    """Compare training rows with each set, by runs of `n` words (None: equal texts only)."""
     if n is not None and n < 1:
         raise ValueError(f"n-gram length must be at least 1, got {n}")
     problems = [(name, row) for name, rows in eval_sets.items() for row in rows]

@@ -35,14 +35,11 @@ class Question:
     """One prompt with its gold answer.
 
     Attributes:
-        id: unique in its benchmark.
         prompt: raw text; no chat template is applied to it.
         gold: what the grader needs, as JSON can hold it.
         group: questions are also scored by group (number of people of a puzzle); "" for none.
-        bare: the question without what every prompt says, to compare with training data; "" where
-            the prompt says no more.
-        messages: a conversation in place of the text: the suite writes the prompt with the model's
-            chat template.
+        bare: the question without what every prompt says, to compare with training data, or "".
+        messages: a conversation in place of the text, for the model's chat template.
     """
 
     id: str

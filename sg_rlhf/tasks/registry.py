@@ -70,7 +70,6 @@ def used_by(reward: str, agent: str, sections: Iterable[str] = ()) -> list[Domai
 
     Args:
         reward: its `reward.remote_url`: `domain:NAME`, or a file or module in the domain's folder.
-            A domain whose module is in no package has its reward in that module.
         agent: its `train.agent_func_path`.
         sections: names of `sg.NAME`; with an agent of another kind, the rollouts' domains.
     """

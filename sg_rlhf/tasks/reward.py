@@ -1,7 +1,6 @@
 """Rewards of completions, and their form in OpenRLHF's reward functions.
 
-A recipe names a domain's reward as `reward.remote_url: domain:NAME` or `domain:NAME/GRADER`. A
-domain in a file of its own may also define `reward_func = reward_function(DOMAIN)` there, for
+A domain in a file of its own may define `reward_func = reward_function(DOMAIN)` there, for
 `reward.remote_url: FILE`.
 """
 
@@ -20,12 +19,9 @@ RewardFunc: TypeAlias = Callable[[list[str], list[str], list[str]], Any]
 
 @dataclass(frozen=True)
 class Completion:
-    """A response to grade.
+    """A response to grade: the model's tokens as text, special tokens written out.
 
-    Attributes:
-        prompt: as the data set or the chat template wrote it.
-        response: the model's tokens as text, special tokens written out.
-        label: the reference answer, a row's `answer`.
+    The prompt is as the data set or the chat template wrote it; the label is a row's `answer`.
     """
 
     prompt: str
@@ -40,11 +36,7 @@ class Completion:
     def from_reward_arguments(
         cls, queries: list[str], prompts: list[str], labels: list[str]
     ) -> Completion:
-        """The inverse of `reward_arguments`.
-
-        Raises:
-            ValueError: there is not one query, or it does not begin with its prompt.
-        """
+        """The inverse of `reward_arguments`; a `ValueError` where there is none."""
         if not len(queries) == len(prompts) == len(labels) == 1:
             raise ValueError(
                 "reward_func takes one query at a time, as OpenRLHF calls it; "

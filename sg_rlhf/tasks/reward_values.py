@@ -28,7 +28,7 @@ def reward_fields(returned: Any) -> RewardFields:
 
     Args:
         returned: a dict as OpenRLHF expects it, or the reward alone. A list of one item counts as
-            the item: OpenRLHF calls the function with lists of one prompt.
+            the item.
 
     Raises:
         RewardValueError: naming the field, its value and what is expected.

@@ -165,13 +165,11 @@ Generate = Callable[[list[int], int, tuple[str, ...]], Awaitable[Generation]]
 
 @dataclass
 class Trajectory:
-    """The tokens of an episode.
+    """The tokens of an episode: the prompt, then turns and replies alternately.
 
     Attributes:
-        token_ids: the prompt, then turns and replies alternately.
         log_probs: one per token of `token_ids`, 0 where it is not the model's; None without.
         action_ranges: (start, end) of the model's tokens in `token_ids`.
-        turns: the model's text, turn by turn.
         truncated: the episode ended because a limit was reached.
     """
 

@@ -35,9 +35,7 @@ class Recipe(ABC):
     """The warm start of a domain: all that decides the weights, apart from the code and the seed.
 
     Attributes:
-        steps: optimizer steps in all.
-        clean_share: share of the steps, at the start, that see right work alone.
-        rows: rows of a batch, filled with packed demonstrations.
+        clean_share: share of the `steps`, at the start, that see right work alone.
         row_tokens: tokens of a row; a longer demonstration is left out.
         muon_lr: learning rate of the matrices; adamw_lr: of embeddings and norms.
     """

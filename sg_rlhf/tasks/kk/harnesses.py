@@ -1,7 +1,5 @@
 """The three ways in which published Knights & Knaves numbers were graded.
 
-The same responses score very differently under them, so every score carries its harness's name.
-
 - `official`: K&K's own prompt, which asks for a "CONCLUSION:"; right if every "Name is a knight" or
   "Name is a knave" of the gold occurs in the conclusion, without "if" and without "(n+1)".
 - `logic_rl`: Logic-RL's prompt, whose `<think>` is open; right if the tags come once and in order
@@ -9,7 +7,7 @@ The same responses score very differently under them, so every score carries its
 - `paper`: Logic-RL's prompt; right if the training reward is +3.
 
 Sources: mem-kk-logic `dataset/kk.py` and `prompt.py` (MIT, arXiv 2410.23123); Logic-RL `eval_kk/`
-(arXiv 2502.14768); `sg_rlhf/tasks/kk/grading.py`. Written from what that code computes.
+(arXiv 2502.14768). Written from what that code computes.
 """
 
 from __future__ import annotations

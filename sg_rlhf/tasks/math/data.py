@@ -37,8 +37,7 @@ class MathRow:
     Attributes:
         id: of the problem in its source, such as `amc-7`. Sampled files repeat it.
         problem: the bare text, without the prompt's last sentence, white space kept.
-        golds: the answers, any of which is right, as written in the source but for surrounding
-            white space. Empty only where the source has no answer (see `read_rows`).
+        golds: any of which is right; empty only where the source has no answer (`read_rows`).
         source: name of the data set, OpenRLHF's `datasource`.
     """
 

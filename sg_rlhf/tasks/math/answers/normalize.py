@@ -1,8 +1,6 @@
-r"""The normal form of an answer, and what it decides without a parser.
+"""The normal form of an answer, and what it decides without a parser.
 
-`normalize` keeps the meaning and stays LaTeX, for the parser. `canonical` goes further, for
-comparing texts. `parse_number` reads integers, decimals and simple fractions exactly.
-`equal_exactly` applies these to a pair.
+`normalize` keeps the meaning and stays LaTeX; `canonical` goes further, for comparing texts.
 """
 
 from __future__ import annotations

@@ -48,13 +48,11 @@ Pairs: TypeAlias = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule.
+    """One rule: what it `does`, in one sentence, and pairs that it decides.
 
     Attributes:
-        name: unique among all rules.
-        does: what it does, in one sentence.
         apply: the rule; the table that holds it says what it takes and returns.
-        right: pairs that must be graded correct.
+        right: (answer, reference) that must be graded correct.
         near_misses: pairs that look alike and must not.
     """
 

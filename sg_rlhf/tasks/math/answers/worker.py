@@ -53,9 +53,8 @@ def serve() -> None:
     """Answer the calls of standard input, a line of JSON each, until it ends.
 
     A call is [module:function, arguments, limit]; the answer is [value], or null where it raised.
-    After `limit` seconds of processor time the kernel ends the process with SIGPROF, whatever C
-    code it is in. Processor time, because a verdict must not depend on what else the machine does.
-    The first call prepares the worker; it is confined before it answers.
+    After `limit` seconds of processor time the kernel ends the process with SIGPROF: a verdict must
+    not depend on what else the machine does.
     """
     # An interrupt is for the trainer, which may still store this answer.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

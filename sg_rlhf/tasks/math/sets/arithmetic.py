@@ -1,16 +1,13 @@
 """Arithmetic problems in words and formulas, made from a seed, with worked solutions.
 
-They have the shape of the real mathematics data (a problem and a gold answer for `\\boxed{}`) and
-need no download. A problem is a chain of one or more operations on whole numbers, worked from left
-to right:
+A problem is a chain of operations on whole numbers, worked from left to right:
 
     What is $47 + 85 - 36$?                                                                96
     Anna has 24 stamps in each of 7 boxes and gives away 30. How many stamps does ...     138
-    The temperature is 12 degrees and falls by 37 degrees. What is it now?                -25
 
 Problems that differ in the order of summands or factors, in the wording or in the names count as
-the same one (`Problem.key`). A hash of the key decides whether a problem is held out, so problems
-to train on and held-out ones never meet, whatever the seeds and counts.
+the same one (`Problem.key`), whose hash decides whether a problem is held out. So problems to
+train on and held-out ones never meet, whatever the seeds and counts.
 """
 
 from __future__ import annotations
@@ -50,7 +47,7 @@ class Problem:
     """One problem: a chain of operations and the text that asks for its value.
 
     `steps` are ("+", "-" or "\\times", operand), applied to `start` from left to right; a product
-    comes first or not at all, so this is also the usual order of operations.
+    comes first or not at all.
     """
 
     start: int
@@ -96,9 +93,6 @@ def generate(
         held_out: draw from the held-out tenth instead of the rest.
         max_operands: 2, or 3 for chains such as `47 + 85 - 36` as well.
         max_digits: of an operand, 1 to 4; the second factor of a product has one.
-
-    Raises:
-        ValueError: an argument is out of range, or there are not that many problems.
     """
     if count < 0:
         raise ValueError(f"count must not be negative, got {count}")
@@ -139,12 +133,7 @@ def trace(
     Style "guess" is `I guess` and a random answer with the gold's sign and number of digits.
 
     Args:
-        rng: source of the guess and the slips; not used by columns without slips.
-        slip_p: probability of forgetting each carry and borrow. The work goes on from the wrong
-            result.
-
-    Raises:
-        ValueError: unknown style, or a probability outside [0, 1].
+        slip_p: probability of forgetting each carry and borrow; the work goes on from there.
     """
     if style not in ("columns", "guess"):
         raise ValueError(f"style must be 'columns' or 'guess', got {style!r}")

@@ -25,11 +25,6 @@ class Competitions:
 
     A folder holds `answers.csv` (id, answer) and `problems/ID.tex`. That commit is the last one
     before the repository moved its problems to the Hugging Face hub.
-
-    Attributes:
-        folders: in the order of the file's rows.
-        sha256: of the file made of them.
-        path: the file's name.
     """
 
     repository: str
@@ -48,11 +43,7 @@ class Competitions:
         return f"https://raw.githubusercontent.com/{self.repository}/{self.commit}/{file}"
 
     def check(self, path: Path) -> None:
-        """Compare a file with the one that the folders make.
-
-        Raises:
-            DataError: it is another file; both checksums are named.
-        """
+        """Compare a file with the one that the folders make; a `DataError` names both checksums."""
         actual = sha256_of(path)
         if actual != self.sha256:
             raise DataError(
@@ -60,11 +51,7 @@ class Competitions:
             )
 
     def download(self, folder: Path, name: str) -> Path:
-        """Make the file in `folder` under `name`; `folder` stays as it was if that fails.
-
-        Raises:
-            DataError: no connection, or other problems came.
-        """
+        """Make the file in `folder`, which stays as it was on a `DataError`."""
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{name}.", dir=folder) as parts:
             made = Path(parts, name)

@@ -27,7 +27,6 @@ def prepare(
 
     Args:
         test: rows that are held out already; None: `test_fraction` is drawn by `seed`.
-        options: of the command; also `ngram`, the words of a run that two problems may share.
 
     Returns:
         Train rows, test rows, and the facts for the manifest and the report.
