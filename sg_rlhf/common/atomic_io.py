@@ -57,10 +57,13 @@ def write_whole(path: Path, data: str | bytes, sync: bool = False) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def append_whole(path: Path, text: str) -> None:
-    """Append lines to a file and fsync: all of them or none.
+def append_whole(path: Path, text: str, sync: bool = True) -> None:
+    """Append lines to a file: all of them or none.
 
     If an earlier kill cut off the last line, that line is ended first.
+
+    Args:
+        sync: return only when they are on the disk (fsync), which takes milliseconds.
 
     Raises:
         OSError: they cannot be written. The file is unchanged.
@@ -75,7 +78,8 @@ def append_whole(path: Path, text: str) -> None:
         try:
             while data:
                 data = data[file.write(data) :]
-            os.fsync(file.fileno())
+            if sync:
+                os.fsync(file.fileno())
         except BaseException:
             file.truncate(before)
             raise

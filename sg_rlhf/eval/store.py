@@ -104,13 +104,14 @@ class Store:
         """Append samples in one write."""
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         # Half a surrogate pair cannot be UTF-8; as an escape in the JSON it can.
-        append_whole(self.out / SAMPLES, text.encode(errors="backslashreplace").decode())
+        text = text.encode(errors="backslashreplace").decode()
+        append_whole(self.out / SAMPLES, text, sync=False)
 
     def append_failure(self, key: Key, problem: str) -> None:
         """Record that a sample could not be generated, and why."""
         benchmark, question, sample = key
         note = {"benchmark": benchmark, "id": question, "sample": sample, "problem": problem}
-        append_whole(self.out / FAILURES, json.dumps(note) + "\n")
+        append_whole(self.out / FAILURES, json.dumps(note) + "\n", sync=False)
 
     def failures(self) -> dict[str, int]:
         """Number of these failures per benchmark, over all starts of the run."""
