@@ -66,6 +66,14 @@ def test_a_search_is_answered_and_the_answer_graded(retriever: Retriever) -> Non
     assert (grade.reward, grade.correct) == (1.0, True)
 
 
+@pytest.mark.parametrize(("scheme", "reward"), [("sign", -1.0), ("binary", 0.0)])
+def test_a_wrong_answer_has_the_rewards_of_the_setting(
+    retriever: Retriever, scheme: str, reward: float
+) -> None:
+    _, grade = play(retriever.url, "<answer> Bob </answer>", reward=scheme)
+    assert grade.reward == reward
+
+
 def test_a_long_result_is_cut(retriever: Retriever) -> None:
     long = {"document": {"id": "1", "contents": f'"T"\n{"word " * 5000}'}, "score": 1.0}
     with retriever.answering(lambda body: (200, {"result": [[long]]})):
