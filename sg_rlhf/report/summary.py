@@ -5,7 +5,6 @@ Also writes ``reward.png``, ``grad_norm.png`` and ``summary.json`` into the run 
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
 import sys
@@ -13,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from sg_rlhf.common.argument_types import OneLineParser
 from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.data_io import strict_json
 from sg_rlhf.data_io.model_folder import merge_command
@@ -167,11 +167,7 @@ def text(run_dir: Path) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Exit status 0, or 2 if the directory holds no run."""
-    parser = argparse.ArgumentParser(
-        prog="sg-rlhf summary",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = OneLineParser(prog="sg-rlhf summary", description=__doc__)
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path)
     run_dir = parser.parse_args(argv).run_dir
     try:

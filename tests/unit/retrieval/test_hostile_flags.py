@@ -5,8 +5,6 @@ Each is one line that names the flag and what was given, with status 2, and noth
 
 from __future__ import annotations
 
-import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,8 +13,6 @@ import pytest
 
 from sg_rlhf.data.command import main as data_main
 from sg_rlhf.retrieval import index, server, verify
-
-ROOT = Path(__file__).parents[3]
 
 
 def refused(main: Callable[[list[str]], int], *arguments: object, capsys: Any) -> str:
@@ -157,38 +153,3 @@ def test_of_the_data_command(
 ) -> None:
     error = refused(data_main, "search", "--out", tmp_path / "o", *flags, capsys=capsys)
     assert message in error and not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "environment", "message"),
-    [
-        pytest.param((), {}, "expected --index DIR, or --faiss", marks=pytest.mark.full),
-        (("--corpus",), {}, "argument --corpus: expected one argument"),
-        (("--corpus", ""), {}, "argument --corpus: "),
-        (("--corpus", "no such"), {}, "--corpus no such: no such file"),
-        pytest.param(
-            ("--corpus", "{corpus}"), {"SG_ENCODER": "../no such"}, "--encoder ../no such: ",
-            marks=pytest.mark.full,
-        ),
-        (("--corpus", "{corpus}"), {"SG_INDEX_DIR": "{corpus}"}, "--out {corpus}: is a file"),
-        (("--search", "x", "--index", "i"), {}, "argument --search: x: expected NAME=N"),
-    ],
-)  # fmt: skip
-def test_of_the_script(
-    arguments: tuple[str, ...],
-    environment: dict[str, str],
-    message: str,
-    encyclopedia: Path,
-    tmp_path: Path,
-) -> None:
-    before = sorted(tmp_path.iterdir())
-    done = subprocess.run(
-        ["bash", ROOT / "examples/scripts/serve_retriever.sh",
-         *(word.format(corpus=encyclopedia) for word in arguments)],
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "SG_INDEX_DIR": str(tmp_path / "index"),
-             **{name: value.format(corpus=encyclopedia) for name, value in environment.items()}},
-        cwd=tmp_path, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 2, done.stderr
-    assert message.format(corpus=encyclopedia) in done.stderr.splitlines()[-1]
-    assert "Traceback" not in done.stderr and sorted(tmp_path.iterdir()) == before
