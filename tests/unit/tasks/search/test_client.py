@@ -289,10 +289,10 @@ def test_closing_ends_what_waits(retriever: Retriever) -> None:
 
 
 def test_waiting_for_a_connection_is_no_time_out(retriever: Retriever) -> None:
-    retriever.delay_s = 0.3
-    queries = [f"query {i}" for i in range(8)]
-    settings = {"max_connections": 1, "max_batch": 1, "timeout_s": 2.0, "retries": 0}
-    # 2.4 s in all, more than one request may take.
+    retriever.delay_s = 0.6
+    queries = [f"query {i}" for i in range(10)]
+    settings = {"max_connections": 1, "max_batch": 1, "timeout_s": 5.0, "retries": 0}
+    # 6 s in all, more than one request may take.
     assert all(len(passages) == 3 for passages in together(retriever.url, queries, **settings))
 
 
