@@ -69,7 +69,7 @@ WRONG = [
     ("--seed", "x", "expected a whole number, 0 or more"),
     ("--seed", "-1", "expected a whole number, 0 or more"),
     ("--dtype", "float99", ", ".join(map(repr, DTYPES))),
-    ("--engine", "hf", "this engine was removed; vllm runs on a CPU too"),
+    ("--engine", "hf", "choose from 'vllm', 'openai'"),
     ("--engine", "trt", ", ".join(map(repr, ENGINES))),
 ]
 
