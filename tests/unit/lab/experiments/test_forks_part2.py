@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from lab.experiments.forks_part2.zero_low import ZeroLow
 from lab.study import decision
 from lab.study.plan import Cell, load_study
 from sg_rlhf.algo.weightings import make_weighting
+from sg_rlhf.data_io.dataset_writer import sha256_of
 
 STUDY = load_study(gradients.HERE / "study.yaml")
 
@@ -42,6 +44,17 @@ def test_the_control_removes_the_tokens_whose_weight_is_below_the_upper_one() ->
     published = make_weighting("grpo_sg").curve(p)
     assert torch.equal(ZeroLow().curve(p) == 0, published < 1.4)
     assert make_weighting("lab.experiments.forks_part2.zero_low:ZeroLow") == ZeroLow()
+
+
+def test_the_start_models_are_the_measured_ones() -> None:
+    gates = json.loads((gradients.HERE / "gates.json").read_text())
+    assert gates["failed"] == []
+    for name, figures in gates["starts"].items():
+        weights = gradients.HERE / "starts" / name / "model.safetensors"
+        assert sha256_of(weights) == figures["sha256"]
+    for file in (gradients.OUT, dose_response.OUT):
+        for name, found in json.loads(file.read_text()).items():
+            assert found["sha256"] == gates["starts"][name]["sha256"]
 
 
 def made_up_runs(cells: list[Cell]) -> dict[str, Any]:
