@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from tests.integration.conftest import ROOT, environment, forked_python, run_ranks
+from tests.integration.test_experts import experts_folder
 
 pytestmark = pytest.mark.integration
-
-
-def experts_folder(folder: Path) -> Path:
-    """A Qwen3-MoE with the tokenizer of the tiny model."""
-    tiny = ROOT / "sg_rlhf" / "tiny" / "kk_tiny"
-    shutil.copytree(tiny, folder, ignore=shutil.ignore_patterns("*.safetensors", "manifest.json"))
-    config = Qwen3MoeConfig(
-        **json.loads((tiny / "config.json").read_text()) | {"model_type": "qwen3_moe"},
-        head_dim=32, moe_intermediate_size=48, num_experts=4, num_experts_per_tok=2,
-    )  # fmt: skip
-    Qwen3MoeForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
