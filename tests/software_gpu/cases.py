@@ -98,6 +98,10 @@ CASES = (
         overrides=(*APART, "train.async_enable=true", "sg.correction=tis"),
     ),
     Case(
+        "pretrained", "SmolLM2-135M-Instruct: its tokenizer, its chat template, a tied embedding",
+        "tests.software_gpu.pretrained", gib=10.0, minutes=25,
+    ),
+    Case(
         "lora", "LoRA: only the adapters train, the merged weights reach the engine",
         "tests.software_gpu.lora",
     ),
