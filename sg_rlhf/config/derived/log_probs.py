@@ -95,6 +95,10 @@ def _readers(value: Callable[[str], Any]) -> list[tuple[str, bool]]:
             ours and value("sg.weighting").get("normalize") == "batch_mean",
         ),
         (
+            "sg.weighting.type=stare ranks the rollout's tokens by them",
+            ours and value("sg.weighting").get("type") == "stare",
+        ),
+        (
             f"algo.advantage.is_correction_level={correction} compares them with the engine's",
             correction not in (None, False, "off"),
         ),

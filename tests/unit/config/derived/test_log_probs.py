@@ -65,11 +65,11 @@ def test_without_such_a_reader_later_optimizer_steps_alone_have_it(overrides: li
     assert found[:2] == ("none", 0.0) and "one optimizer step" in found.why
 
 
-def test_of_the_shipped_algorithms_three_have_a_pass_over_all() -> None:
-    """Lopti's, and the one whose weights are divided by their mean over the rollout."""
+def test_of_the_shipped_algorithms_four_have_a_pass_over_all() -> None:
+    """Lopti's, STARE's ranks, and weights that are divided by their mean over the rollout."""
     names = [path.stem for path in RECIPES.glob("algorithms/*.yaml")]
     over_all = {name for name in names if rule(algorithm=name).of == "all"}
-    assert over_all == {"lopti", "ar_lopti", "grpo_sg_normalized"}
+    assert over_all == {"lopti", "ar_lopti", "grpo_sg_normalized", "stare"}
 
 
 def test_the_plan_counts_the_pass_for_what_needs_it() -> None:

@@ -34,7 +34,8 @@ from tests.unit.overlay.learner.test_update import (
 __all__ = ["one_rank"]
 
 #: Algorithms that read no old log-probs before the update.
-WITHOUT_A_PASS = [n for n in ALGORITHMS if n not in ("lopti", "ar_lopti", "grpo_sg_normalized")]
+READERS = ("lopti", "ar_lopti", "grpo_sg_normalized", "stare")
+WITHOUT_A_PASS = [name for name in ALGORITHMS if name not in READERS]
 #: Two optimizer steps a rollout: eight responses in steps of four.
 TWO_STEPS = f"train.batch_size={RESPONSES // 2}"
 LENGTHS = ["train.dynamic_batch_enable=true", "train.max_tokens_per_gpu=40"]

@@ -309,7 +309,10 @@ def loss_and_gradient(
         keys_BT=context.keys,
     )
     log_probs = batch.log_probs.detach().clone().requires_grad_()
-    rollout = RolloutConstants(entropy_threshold=context.entropy_threshold)  # type: ignore[arg-type]
+    rollout = RolloutConstants(
+        entropy_threshold=context.entropy_threshold,  # type: ignore[arg-type]
+        surprisal_cuts=context.surprisal_cuts,
+    )
     policy = PolicyOutput(log_probs, context.entropy)
     output = micro_batch_loss(loss_batch, policy, settings, rollout)
     (gradient,) = torch.autograd.grad(output.loss, log_probs)
