@@ -37,6 +37,11 @@ class Machine:
         return {**LARGE_HOST, **more}
 
 
+def search_engine(domain: str) -> list[str]:
+    """The override without which search on GPUs is refused."""
+    return ["sg.search.url=http://127.0.0.1:9/retrieve"] * (domain == "search")
+
+
 def gpus(count: int, mib: int) -> Machine:
     return Machine((mib,) * count)
 
@@ -100,7 +105,8 @@ def test_each_machine_gets_a_recipe_that_parses(
     monkeypatch: pytest.MonkeyPatch, name: str, domain: str
 ) -> None:
     machine, hardware = MACHINES[name]
-    chosen = choose(Request(domain, variables=machine.variables(monkeypatch)))
+    variables = machine.variables(monkeypatch)
+    chosen = choose(Request(domain, overrides=search_engine(domain), variables=variables))
     assert chosen.parts == parts_of(domain, LARGEST.get(hardware, "8b"), hardware)
     reduced = any(line.startswith("the paper's model does not fit") for line in chosen.remarks)
     assert reduced == chosen.parts[0].endswith("_1xgpu.yaml")
@@ -207,7 +213,7 @@ def test_the_host_is_read_where_nobody_tells_it() -> None:
 @pytest.mark.parametrize("hardware", [f"{n}x{s}gb" for s in (24, 40, 80) for n in (1, 2, 4, 8)])
 @pytest.mark.parametrize("domain", RECIPES)
 def test_what_is_chosen_fits_by_the_plan(domain: str, hardware: str) -> None:
-    chosen = choose(Request(domain, hardware=hardware))
+    chosen = choose(Request(domain, hardware=hardware, overrides=search_engine(domain)))
     config, machine = load_for(chosen.parts[:1], (), hardware)
     plan = plan_of(config, hardware=machine)
     assert plan is not None
@@ -260,10 +266,12 @@ def test_grpo_sg_asked_for_by_name_is_the_default_on_a_cpu(domain: str) -> None:
 
 @pytest.mark.parametrize("domain", PAPERS)
 def test_a_run_goes_where_it_went_before_recipes_were_composed(domain: str) -> None:
-    chosen = choose(Request(domain, hardware="1x24gb"))
+    named = search_engine(domain)
+    chosen = choose(Request(domain, hardware="1x24gb", overrides=named))
     older = f"configs/{domain}/grpo_sg_1xgpu.yaml"
     assert Path(chosen.run_dir) == run_dir_of(None, [older], load_config(older))
-    assert choose(Request(domain, config=older, hardware="1x24gb")).run_dir == chosen.run_dir
+    again = choose(Request(domain, config=older, hardware="1x24gb", overrides=named))
+    assert again.run_dir == chosen.run_dir
     assert choose(Request(domain, run_dir="here", hardware="cpu")).run_dir == "here"
 
 
