@@ -48,7 +48,7 @@ PROMPTS, BATCHES, GROUP = 64, 4, 8
 SETS: dict[str, tuple[dict[str, Any], int]] = {
     "equations": ({}, 16), "prose": ({"first": 9, "shown": 0}, 24),
 }  # fmt: skip
-ZERO_LOW = "sg.weighting.type=lab.experiments.forks.start_gradients:ZeroLow"
+ZERO_LOW = "sg.weighting.type=lab.experiments.forks_part2.zero_low:ZeroLow"
 #: Algorithm -> recipe and overrides. Where policy and reference are the same, only the KL term of
 #: TR-GRPO has a gradient. It is left out where all advantages of a prompt are 0.
 ALGORITHMS: dict[str, tuple[str, list[str]]] = {
