@@ -110,10 +110,6 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> str:
     return done.stdout
 
 
-def test_the_doctor_finds_the_described_machine_fine(printed: str) -> None:
-    assert "8 x NVIDIA H100" in printed and "\nfine\n" in printed
-
-
 def test_the_table_of_plans_is_as_printed(printed: str) -> None:
     rows = re.findall(r"^\| \d x 80 GB \| .* \| ([\d.]+) GiB \| (\d+) s \|$", GPU.read_text(), re.M)
     assert len(rows) == 2
