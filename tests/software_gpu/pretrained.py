@@ -17,9 +17,9 @@ def run(record: Record, job: Job) -> None:
     """The recipe of one GPU with small batches."""
     training_run.environment(job)
     model, data, run_dir = job.scratch / "smollm2", job.scratch / "sums", job.scratch / "run"
-    training_run.call("-m", "sg_rlhf.data", "model", "smollm2-135m", "--out", str(model))
+    training_run.call("-m", "sg_rlhf", "data", "model", "smollm2-135m", "--out", str(model))
     training_run.call(
-        "-m", "sg_rlhf.data", "arithmetic", "--out", str(data),
+        "-m", "sg_rlhf", "data", "arithmetic", "--out", str(data),
         "--generate", f"count={ROLLOUTS * PROMPTS}", "test_count=4",
     )  # fmt: skip
     samples = PROMPTS * RESPONSES
