@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import uuid
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from sg_rlhf.overlay.checkpoints import manifest, paths
 from sg_rlhf.overlay.reporting import activity
 from sg_rlhf.overlay.reporting.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 T = TypeVar("T")
 
@@ -24,23 +27,23 @@ def finalize(written: Path, final: Path) -> None:
         CheckpointError: a rank does not see the folder.
         OSError: the disk is full, or refuses.
     """
-    token = _all_gather_objects(_write_token(written))[0]
+    token = all_gather_objects(_write_token(written))[0]
     # A network file system may list a folder from a cache, but asks its server for a new name. So
     # the token is looked up by name, and the files are those that any rank sees.
-    if not all(_all_gather_objects((written / token).exists())):
+    if not all(all_gather_objects((written / token).exists())):
         raise CheckpointError(
             f"checkpoint {final}: not every rank sees this folder: set ckpt.path to a folder on a "
             "file system that all machines share"
         )
-    listings = _all_gather_objects(manifest.names(written))
+    listings = all_gather_objects(manifest.names(written))
     names = {name for listing in listings for name in listing} - {token}
     mine = manifest.assign_files(names, len(listings))[_rank()]
-    entries = _all_gather_objects(manifest.hash_files(written, mine, sync=True))
+    entries = all_gather_objects(manifest.hash_files(written, mine, sync=True))
     if _rank() == 0:
         (written / token).unlink(missing_ok=True)
         manifest.write(written, {k: v for hashed in entries for k, v in hashed.items()})
         paths.publish(written, final)
-    _all_gather_objects(None)
+    all_gather_objects(None)
 
 
 def _write_token(written: Path) -> str:
@@ -62,15 +65,18 @@ def _world_size() -> int:
     return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
 
 
-def _all_gather_objects(mine: T) -> list[T]:
-    """Every rank's object, in the order of ranks."""
+def all_gather_objects(mine: T, group: ProcessGroup | None = None) -> list[T]:
+    """The object of every rank of the group, on every rank, in the order of ranks."""
     import torch
 
     if not torch.distributed.is_initialized():
         return [mine]
-    objects: list[Any] = [None] * _world_size()
-    torch.distributed.all_gather_object(objects, mine)
-    return objects
+    ranks = torch.distributed.get_world_size(group=group)
+    if ranks == 1:
+        return [mine]
+    per_rank = [mine] * ranks
+    torch.distributed.all_gather_object(per_rank, mine, group=group)
+    return per_rank
 
 
 def select_intact(folder: Path) -> str | None:
@@ -83,7 +89,7 @@ def select_intact(folder: Path) -> str | None:
         CheckpointError: there are checkpoints, and none is intact; with the error of each.
     """
     errors: list[str] = []
-    tags: list[str] = _all_gather_objects(paths.resume_candidates(folder))[0]
+    tags: list[str] = all_gather_objects(paths.resume_candidates(folder))[0]
     for tag in tags:
         with activity.phase(activity.TRAINER, f"reading checkpoint {tag}"):
             error = _error_in(folder / tag)
@@ -92,7 +98,7 @@ def select_intact(folder: Path) -> str | None:
                 report(f"checkpoint {'; '.join(errors)}; resuming from {tag}")
             if errors and _rank() == 0:
                 paths.write_latest(folder, tag)
-            _all_gather_objects(None)
+            all_gather_objects(None)
             return tag
         errors.append(f"{folder / tag}: {error}")
     if errors:
@@ -105,7 +111,7 @@ def select_intact(folder: Path) -> str | None:
 
 def all_names(checkpoint: Path) -> list[list[str]]:
     """Per rank: the files of a checkpoint that it sees."""
-    return _all_gather_objects(manifest.names(checkpoint))
+    return all_gather_objects(manifest.names(checkpoint))
 
 
 def _error_in(checkpoint: Path) -> str | None:
@@ -126,7 +132,7 @@ def _error_in(checkpoint: Path) -> str | None:
     if expected is not None and error is None:
         mine = manifest.assign_files(expected, _world_size())[_rank()]
         error = manifest.first_mismatch(checkpoint, expected, mine)
-    return next((e for e in _all_gather_objects(error) if e is not None), None)
+    return next((e for e in all_gather_objects(error) if e is not None), None)
 
 
 def report(text: str) -> None:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from torch.distributed import ProcessGroup
 
 from sg_rlhf.common.text import listed
+from sg_rlhf.overlay.checkpoints import consensus
 from sg_rlhf.overlay.reporting.errors import NonFiniteError
 
 #: Methods of DeepSpeed's ZeRO optimizers that compute the gradient norm of a parameter group over
@@ -24,7 +24,6 @@ _GROUP_NORMS = ("get_grad_norm_direct", "complete_grad_norm_calculation_for_cpu_
 #: Parameters named in a message; it counts the others.
 _MAX_NAMED = 3
 
-T = TypeVar("T")
 #: Gives a model's parameters by name.
 NamedParameters = Callable[[], Iterable[tuple[str, torch.nn.Parameter]]]
 
@@ -84,18 +83,8 @@ class GradientFaults:
             bad = [p for p in params if not math.isfinite(float(norms.get(ids[p], 0.0)))]
         names = {id(parameter): name for name, parameter in self._named()}
         local = [names[id(p)] for p in bad if id(p) in names]
-        self._names |= {name for of_rank in all_gather_objects(local) for name in of_rank}
+        self._names |= {name for of_rank in consensus.all_gather_objects(local) for name in of_rank}
 
 
 def _is_finite(gradient: torch.Tensor | None) -> bool:
     return gradient is None or bool(torch.isfinite(gradient).all())
-
-
-def all_gather_objects(local: T, group: ProcessGroup | None = None) -> list[T]:
-    """One object of every rank, on every rank of the group."""
-    ranks = torch.distributed.get_world_size(group=group)
-    if ranks == 1:
-        return [local]
-    per_rank = [local] * ranks
-    torch.distributed.all_gather_object(per_rank, local, group=group)
-    return per_rank

@@ -35,6 +35,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from sg_rlhf.algo.nonfinite import mean_of_finite, rows_not_finite
+from sg_rlhf.overlay.checkpoints import consensus
 from sg_rlhf.overlay.learner import gradient_check, micro_batches, sample_mask
 from sg_rlhf.overlay.reporting.errors import NonFiniteError
 from sg_rlhf.run_dir import jsonl_log
@@ -313,7 +314,7 @@ class RankSkips:
         local = (self._messages, self._suspects, self._step_prompts)
         self._messages, self._suspects, self._step_prompts = [], [], []
         if not applied:
-            per_rank = gradient_check.all_gather_objects(local)
+            per_rank = consensus.all_gather_objects(local)
             messages, suspects, prompts = map(_joined, zip(*per_rank, strict=True))
             if messages or not self._has_loss_scale:
                 self._in_a_row += 1
@@ -343,7 +344,7 @@ class RankSkips:
     def pop_rows(self) -> dict[str, Any]:
         """The rows of the update on all ranks; every rank must call it."""
         rows, self._rows = self._rows, []
-        masked = {*_joined(gradient_check.all_gather_objects(self._masked))}
+        masked = {*_joined(consensus.all_gather_objects(self._masked))}
         self._masked = []
         if masked:
             prompts = {index // self._group_size for index in masked}

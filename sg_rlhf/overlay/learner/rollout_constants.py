@@ -18,7 +18,7 @@ from sg_rlhf.algo import lopti
 from sg_rlhf.algo.token_weights import weight_sum_and_count
 from sg_rlhf.algo.weightings.stare import Stare
 from sg_rlhf.algo.weightings.top_entropy import TopEntropy
-from sg_rlhf.overlay.learner import gradient_check
+from sg_rlhf.overlay.checkpoints import consensus
 from sg_rlhf.overlay.learner.policy_loss import (
     RolloutConstants,
     UpdateLossSettings,
@@ -90,7 +90,7 @@ def surprisal_cuts(
         valid = item.action_mask.bool()
         pair = (item.action_log_probs[valid], item.advantages[valid])
         tokens.append(torch.stack([values.float().cpu() for values in pair]))
-    per_rank = gradient_check.all_gather_objects(torch.cat(tokens, dim=1), group)
+    per_rank = consensus.all_gather_objects(torch.cat(tokens, dim=1), group)
     old_log_probs, advantages = torch.cat(per_rank, dim=1)
     cuts = weighting.cuts(old_log_probs, advantages, torch.ones_like(advantages))
     return cuts.to(torch.cuda.current_device())
@@ -114,5 +114,5 @@ def entropy_threshold(
         _, output = policy_forward(actor, batch, return_output=True, return_entropy=True)
         entropy_BT = output.entropy[:, -batch.action_mask.shape[1] :]
         entropies.append(entropy_BT[batch.action_mask.bool()].float().cpu())
-    per_rank = gradient_check.all_gather_objects(torch.cat(entropies), group)
+    per_rank = consensus.all_gather_objects(torch.cat(entropies), group)
     return float(weighting.threshold(torch.cat(per_rank)))
