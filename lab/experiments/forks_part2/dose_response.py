@@ -23,11 +23,10 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from lab.experiments.forks.start_gradients import Arms, compared
+from lab.experiments.forks.start_gradients import Arms
 from lab.experiments.forks_part2 import gradients
 from sg_rlhf.common import figures
 from sg_rlhf.common.atomic_io import write_whole
-from sg_rlhf.data_io.dataset_writer import sha256_of
 
 OUT = gradients.HERE / "dose_response.json"
 RATIOS = (1.2, 1.4, 2.0, 2.5, 3.0, 4.0, 5.0)
@@ -108,18 +107,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     found = json.loads(OUT.read_text()) if OUT.exists() else {}
     for name in args.starts:
-        folder = gradients.HERE / "starts" / name
-        rows = compared(folder, gradients.RUNS, ARMS)
-        found[name] = {
-            "sha256": sha256_of(folder / "model.safetensors"),
-            **{
-                row["algorithm"]: {
-                    "cosine": round(row["cosine"], 4),
-                    "step_cosine": round(row["update"]["cosine"], 4),
-                }
-                for row in rows
-            },
-        }
+        found[name] = gradients.figures_of(name, ARMS)
         write_whole(OUT, json.dumps(found, indent=1) + "\n")
     draw(found, json.loads(gradients.OUT.read_text()), OUT.with_suffix(".png"))
     print(table(found))

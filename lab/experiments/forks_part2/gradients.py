@@ -12,8 +12,9 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
-from lab.experiments.forks.start_gradients import ARMS, compared
+from lab.experiments.forks.start_gradients import ARMS, Arms, compared
 from lab.study.plan import load_study
 from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.data_io.dataset_writer import sha256_of
@@ -21,6 +22,22 @@ from sg_rlhf.data_io.dataset_writer import sha256_of
 HERE = Path(__file__).parent
 RUNS = Path("runs/forks_part2")
 OUT = HERE / "gradients.json"
+
+
+def figures_of(name: str, arms: Arms) -> dict[str, Any]:
+    """The start model's hash, and each arm's figures beside the first one's."""
+    folder = HERE / "starts" / name
+    return {
+        "sha256": sha256_of(folder / "model.safetensors"),
+        **{
+            row["algorithm"]: {
+                "cosine": round(row["cosine"], 4),
+                "step_cosine": round(row["update"]["cosine"], 4),
+                "size": round(row["size"], 4),
+            }
+            for row in compared(folder, RUNS, arms)
+        },
+    }
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -31,19 +48,7 @@ def main(argv: list[str] | None = None) -> int:
     arms = {arm: ARMS[arm] for arm in load_study(HERE / "study.yaml").file.variants}
     found = json.loads(OUT.read_text()) if OUT.exists() else {}
     for name in args.starts:
-        folder = HERE / "starts" / name
-        rows = compared(folder, RUNS, arms)
-        found[name] = {
-            "sha256": sha256_of(folder / "model.safetensors"),
-            **{
-                row["algorithm"]: {
-                    "cosine": round(row["cosine"], 4),
-                    "step_cosine": round(row["update"]["cosine"], 4),
-                    "size": round(row["size"], 4),
-                }
-                for row in rows
-            },
-        }
+        found[name] = figures_of(name, arms)
         write_whole(OUT, json.dumps(found, indent=1) + "\n")
         for arm in arms:
             print(name, arm, found[name][arm])
