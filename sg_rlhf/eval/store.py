@@ -39,9 +39,12 @@ def key_of(row: Row) -> Key:
 
 
 def check_folder(out: Path, resume: bool) -> None:
-    """Refuse a folder that holds something else than the run that is to be resumed."""
-    if out.exists() and not out.is_dir():
-        raise EvalError(f"--out {out}: is a file, expected a folder")
+    """Refuse a folder that cannot be written to, or holds another run than the one to resume."""
+    there = next(path for path in (out, *out.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise EvalError(f"--out {out}: {there} is a file, expected a folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise EvalError(f"--out {out}: no right to write in {there}; give another folder")
     # A run killed before it began leaves its lock and perhaps a temporary file, both hidden.
     names = os.listdir(out) if out.is_dir() else []
     others = sorted(name for name in names if not name.startswith("."))

@@ -53,6 +53,10 @@ MISTAKES = {
     ),
     "not empty": (["--data-dir", "{puzzles}", "--out", "{puzzles}"], "not empty"),
     "not a run": (["--data-dir", "{puzzles}", "--out", "{puzzles}", "--resume"], "not a run"),
+    "out below a file": (
+        ["--data-dir", "{puzzles}", "--out", f"{__file__}/deep/run"],
+        f"--out {__file__}/deep/run: {__file__} is a file",
+    ),
 }
 
 
