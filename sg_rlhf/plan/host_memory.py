@@ -10,7 +10,7 @@ from sg_rlhf.plan.gpu_memory import GIB, SUB_GROUP
 from sg_rlhf.plan.run_shape import RunShape
 
 #: A Python process with torch, DeepSpeed or vLLM, without models: assumed on a GPU's host. On the
-#: CPU processes share what they have imported; measured runs are planned to -16, -5 and +13 %.
+#: CPU processes share what they have imported; measured runs are planned to -18, -5 and +13 %.
 PROCESS = 2.5 * GIB
 PROCESS_CPU = 0.55e9
 #: Metrics, samples, pictures, logs of a run. Assumed.
