@@ -289,8 +289,16 @@ def decoding(
 
 
 def update_flops(run: RunShape, samples: float, tokens: float) -> float:
-    """FLOPs of forward and backward passes over a rollout of so many samples: 6P a token."""
-    return 3 * run.epochs * samples * sequence_flops(run.model, tokens)
+    """FLOPs of forward and backward passes over a rollout of so many samples."""
+    return forwards(run) * run.epochs * samples * sequence_flops(run.model, tokens)
+
+
+def forwards(run: RunShape) -> int:
+    """Arithmetic of a forward and a backward pass, in forward passes: 6P a token, with LoRA 4P.
+
+    Backward multiplies by the weights, and once more for their gradients. LoRA needs none of these.
+    """
+    return 2 if run.lora_rank else 3
 
 
 def collective(run: RunShape, hardware: Hardware, size: float, given: Assumptions) -> float:
@@ -362,7 +370,7 @@ def scoring(run: RunShape, hardware: Hardware, given: Assumptions = DEFAULT) -> 
 
 
 def update(run: RunShape, hardware: Hardware, given: Assumptions = DEFAULT) -> float:
-    """Forward and backward passes: 6P a token, 8P with recomputed layers (arXiv 1604.06174).
+    """Forward and backward passes: 6P a token (LoRA 4P), 2P more with recomputed layers.
 
     ZeRO-3 gathers the weights twice and reduces the gradients.
     """
@@ -372,7 +380,7 @@ def update(run: RunShape, hardware: Hardware, given: Assumptions = DEFAULT) -> f
         python += given.gradient_seconds
     passes = training_micro_batches(run, given)
     seconds = _passes(
-        run, hardware, given, forwards=3 + recomputed, python=python, collectives=3,
+        run, hardware, given, forwards=forwards(run) + recomputed, python=python, collectives=3,
         micro_batches=passes,
     )  # fmt: skip
     crossing = passes * gradient_transfers(run) * run.grad_bytes * run.trainable / run.ranks
