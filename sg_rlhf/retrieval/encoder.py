@@ -34,7 +34,7 @@ Kind = Literal["query", "passage"]
 
 #: Texts are padded to a multiple of this many tokens and never to a neighbour's length: then a
 #: vector is the same, bit for bit on a CPU, whether its text is encoded alone or in a batch.
-BUCKET = {"cpu": 8, "cuda": 16}
+BUCKET = {"cpu": 4, "cuda": 16}
 
 #: Texts in one forward pass.
 BATCH = {"cpu": 64, "cuda": 256}
