@@ -6,6 +6,7 @@ the rollout is cut into micro-batches, optimizer steps and ranks.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Sequence
@@ -46,15 +47,20 @@ def sum_over_rollout(
 
 
 def mean_weight(
-    samples: Sequence[Experience], group: ProcessGroup, settings: UpdateLossSettings
+    samples: Sequence[Experience],
+    group: ProcessGroup,
+    settings: UpdateLossSettings,
+    rollout: RolloutConstants,
 ) -> float:
     """Mean token weight of the rollout under the policy that sampled it (``batch_mean``)."""
+    if rollout.surprisal_cuts is not None:  # to the samples, which are in host memory
+        rollout = dataclasses.replace(rollout, surprisal_cuts=rollout.surprisal_cuts.cpu())
     weighting = settings.weighting
 
     def sum_and_count(item: Experience) -> torch.Tensor:
         batch = loss_batch(item, weighting, Denominators())
         eps = (settings.policy.eps_low, settings.policy.eps_high)
-        context = weighting_context(batch, RolloutConstants(), eps, None)
+        context = weighting_context(batch, rollout, eps, None)
         assert batch.old_log_probs_BT is not None
         return weight_sum_and_count(
             batch.old_log_probs_BT, weighting, batch.mask_BT, context=context

@@ -202,12 +202,12 @@ class SGActorPPOTrainer(SyncTrainer):
         weighting, items = self.loss_settings.weighting, self.replay_buffer.items
         group = self._data_parallel_group
         self.constants = RolloutConstants(kl_coef=kl_ctl)
-        if weighting.normalize == "batch_mean":
-            mean = rollout_constants.mean_weight(items, group, self.loss_settings)
-            self.constants = dataclasses.replace(self.constants, mean_weight=mean)
         if isinstance(weighting, Stare):
             cuts = rollout_constants.surprisal_cuts(items, group, weighting)
             self.constants = dataclasses.replace(self.constants, surprisal_cuts=cuts)
+        if weighting.normalize == "batch_mean":
+            mean = rollout_constants.mean_weight(items, group, self.loss_settings, self.constants)
+            self.constants = dataclasses.replace(self.constants, mean_weight=mean)
         if isinstance(weighting, TopEntropy):
             steps = self.batching.steps(self.replay_buffer)
             batches = ([items[i] for i in indices] for step in steps for indices in step)

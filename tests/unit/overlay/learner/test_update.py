@@ -448,3 +448,19 @@ def test_nothing_is_trained_on_samples_of_other_weights(algorithm: str, correcti
     assert torch.equal(actor.table, before) and actor.model.global_steps == 0
     trained(arguments(algorithm, *overrides), actor=actor, change=garble)  # no engines
     assert actor.model.global_steps > 0
+
+
+def test_the_mean_weight_of_stare_is_that_of_the_tokens_it_raises(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Which tokens are rare is decided over the whole rollout, for their mean weight too."""
+    args = arguments(
+        "stare", "sg.weighting.target_entropy=99", "sg.weighting.raised=3",
+        "sg.weighting.normalize=batch_mean",
+    )  # fmt: skip
+    status, table = trained(args)
+    assert status["sg/weight_mean"] == pytest.approx(1.0)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: CurrentDevice(DEVICE.type))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with PretendDevice():
+        assert torch.equal(trained(args, actor=Table(DEVICE))[1], table)
