@@ -60,6 +60,9 @@ SAME: dict[str, object] = {
     **{f"sg.search.{name}": value for name, value in SEARCH_LIMITS.items()},
 }
 
+#: Key -> a former default, with which a recipe of an earlier run still loads, too.
+FORMER: dict[str, object] = {"sg.search.timeout_s": 10.0}
+
 #: Option of `sg-rlhf train` -> reason and remedy.
 TRAIN_OPTIONS: dict[str, str] = {
     "--print": "`sg-rlhf launch sbatch|kuberay|skypilot` prints job files",
@@ -70,3 +73,8 @@ TRAIN_OPTIONS: dict[str, str] = {
     "--replay": "one update says little; `python -m lab.measure minibatch-gradients` compares "
     "weightings on the same minibatches",
 }
+
+
+def accepted(key: str) -> list[object]:
+    """The values with which a recipe may still have a key that is gone."""
+    return [values[key] for values in (SAME, FORMER) if key in values]
