@@ -38,7 +38,8 @@ examples:
     sg-rlhf run math --hardware 2x8x80gb --dry-run
   data of your own (sg-rlhf data math --help)
     sg-rlhf data math --source problems.jsonl --test-fraction 0.02 --out data/mine
-    sg-rlhf run math data.prompt_dataset=data/mine/train.jsonl eval.dataset=data/mine/test.jsonl
+    sg-rlhf run math data.prompt_dataset=data/mine/train.jsonl \\
+        eval.dataset=data/mine/test.jsonl 'sg.eval_sets=[]'
 
 environment variables, which the options override
   SG_HARDWARE, SG_CONFIG, SG_RUN_DIR   as --hardware, --config, --run-dir

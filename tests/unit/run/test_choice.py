@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -310,6 +311,14 @@ def test_the_data_of_a_recipe() -> None:
 
 def test_data_that_only_the_user_has_is_left_alone() -> None:
     assert chosen_data("kk", "", "data.prompt_dataset=mine/train.jsonl").data == ()
+
+
+@pytest.mark.parametrize("hardware", ["cpu", "1x24gb", "8x80gb"])
+def test_the_example_with_data_of_your_own_works_on_every_machine(hardware: str) -> None:
+    lines = command.EXAMPLES.replace("\\\n", "").splitlines()
+    [words] = [shlex.split(line)[2:] for line in lines if "run math data." in line]
+    request = command.request_of(*command.parse_arguments([*words, "--hardware", hardware]))
+    assert choose(request).data == ()
 
 
 def test_no_retriever_is_started_where_one_is_named(tmp_path: Path) -> None:
