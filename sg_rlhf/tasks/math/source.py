@@ -174,6 +174,9 @@ def next_step(out: Path, manifest: Mapping[str, Any]) -> str:
         recipe = "grpo_sg_tiny_cpu.yaml"
     held_out = [n for n in ("math500.jsonl", "test.jsonl") if n in rows and rows[n]["rows"]]
     test = f" eval.dataset={out / held_out[0]}" if held_out else ""
+    if source["kind"] != "generated":  # the recipe has evaluation sets of its own
+        own = all(rows.get(f"{name}.jsonl", {}).get("rows") for name in ("math500", "amc", "aime"))
+        test = "" if own and out == Path(f"data/math_{data}") else f"{test} 'sg.eval_sets=[]'"
     return (
         f"sg-rlhf train --config configs/math/{recipe} "
         f"data.prompt_dataset={out / 'train.jsonl'}{test}"

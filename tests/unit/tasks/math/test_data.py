@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sg_rlhf.config import load_config
 from sg_rlhf.data_io.dataset_writer import sha256_of
 from sg_rlhf.data_io.pinned_download import Origin, git_blob_of
 from sg_rlhf.data_io.records import DataError
@@ -23,6 +26,7 @@ from sg_rlhf.tasks.math.sets.published import (
     ORZ_57K,
     read_eval_set,
 )
+from sg_rlhf.tasks.math.source import next_step
 from tests.unit.tasks.math.fixtures import (
     SUFFIX,
     orz_row,
@@ -351,3 +355,20 @@ def test_hold_out_keeps_all_rows_of_a_problem_on_one_side():
     assert hold_out(rows, 0.0, seed=3) == (rows, [])
     with pytest.raises(DataError, match="at least 0 and below 1, got 1.0"):
         hold_out(rows, 1.0, seed=3)
+
+
+@pytest.mark.parametrize("folder", ["data/math_dsr", "data/mine"])
+@pytest.mark.parametrize("held_out", [[], ["test"], ["math500", "amc", "aime"]])
+@pytest.mark.parametrize(
+    "source", [{"kind": "published", "name": "dsr_uniform"}, {"kind": "generated"}]
+)
+def test_the_next_command_is_one_that_train_takes(source, held_out, folder):
+    files = {f"{name}.jsonl": {"rows": 5} for name in ("train", *held_out)}
+    command = next_step(Path(folder), {"source": source, "files": files})
+    _, _, _, recipe, *overrides = shlex.split(command)
+    config = load_config(recipe, overrides)
+    sets = [config.value("eval.dataset"), *(one.dataset for one in config.sg.eval_sets)]
+    if held_out:
+        assert f"{folder}/{held_out[0]}.jsonl" in sets
+    own = len(held_out) == 3 and folder == "data/math_dsr" and "name" in source
+    assert len(config.sg.eval_sets) == (3 if own else 0)
