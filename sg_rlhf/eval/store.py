@@ -96,12 +96,15 @@ class Store:
     def write_request(
         self, request: Mapping[str, Any], environment: Mapping[str, Any]
     ) -> Mapping[str, Any]:
-        """Write `run.json`, unless it is there; date and versions of the first start."""
+        """Write `run.json`, which keeps its date and versions of the first start; returns these.
+
+        A resumed run may have another k of pass@k (`begin`), which `--compare` reads there.
+        """
         path = self.out / REQUEST
-        if not path.is_file():
-            content = {"request": request, "begun": environment}
-            write_whole(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
-        return dict(_read_json(path)["begun"])
+        begun = _read_json(path)["begun"] if path.is_file() else environment
+        content = {"request": request, "begun": begun}
+        write_whole(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+        return dict(begun)
 
     def append(self, rows: Iterable[Row]) -> None:
         """Append samples in one write."""

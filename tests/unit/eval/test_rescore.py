@@ -128,6 +128,21 @@ def test_several_responses_keep_their_pass_at_k(tmp_path):
     ]  # fmt: skip
 
 
+def test_the_k_of_the_last_start_are_those_that_are_compared(tmp_path):
+    source = finished(tmp_path / "run", n=16)
+    for out in (tmp_path / "a", tmp_path / "b"):
+        given = ["--rescore", str(source), "--out", str(out)]
+        assert main(given) == 0
+        assert main([*given, "--resume", "--k", "1,4"]) == 0
+        begun = json.loads((out / "run.json").read_text())["begun"]
+        assert begun["date"] == "2026-01-02T03:04:05Z"
+    compared = tmp_path / "compared"
+    folders = [str(tmp_path / "a"), str(tmp_path / "b")]
+    assert main(["--compare", *folders, "--out", str(compared)]) == 0
+    scores = json.loads((compared / "compare.json").read_text())["benchmarks"]["aime25"]["scores"]
+    assert list(scores) == ["avg@16", "pass@1", "pass@4"]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
