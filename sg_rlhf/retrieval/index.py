@@ -138,8 +138,11 @@ def _check(job: Build) -> None:
         raise ValueError("--encoder bm25: has no --factory, leave it out")
     if not job.corpus.is_file():
         raise ValueError(f"--corpus {job.corpus}: no such file")
-    if job.out.exists() and not job.out.is_dir():
-        raise ValueError(f"--out {job.out}: is a file, expected a folder")
+    if not job.out.name:
+        raise ValueError(f"--out {job.out}: expected a folder to make, such as indexes/NAME")
+    there = next(path for path in (job.out, *job.out.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise ValueError(f"--out {job.out}: {there} is a file, expected a folder")
 
 
 @contextmanager

@@ -56,9 +56,10 @@ def encyclopedia(tmp_path: Path) -> Path:
     ("flags", "message"),
     [
         ("--corpus {corpus}/x", "--corpus {corpus}/x: no such file"),
-        ("--out {corpus}", "--out {corpus}: is a file, expected a folder"),
-        ("--out {corpus}/x/y", "{corpus}"),
-        ("--out /", "--out /: not empty"),
+        ("--out {corpus}", "--out {corpus}: {corpus} is a file, expected a folder"),
+        ("--out {corpus}/x/y", "--out {corpus}/x/y: {corpus} is a file, expected a folder"),
+        ("--out /", "--out /: expected a folder to make"),
+        ("--out .", "--out .: expected a folder to make"),
         ("--encoder bm25 --factory HNSW32", "--encoder bm25: has no --factory"),
         ("--encoder {folder}", "--encoder {folder}: "),
         ("--encoder {encoder} --device cuda:99", "--device cuda:99: torch has cpu"),
