@@ -40,7 +40,8 @@ def model_of(config: Config) -> tuple[str, str | None]:
 
 def for_gpus(config: Config) -> bool:
     """Whether the run uses GPUs; another one leaves those that are here alone."""
-    return bool(config.value("vllm.sync_backend") != "gloo")
+    asked = os.environ.get("SG_PLATFORM") == "cuda"
+    return asked or bool(config.value("vllm.sync_backend") != "gloo")
 
 
 def judge(config: Config, facts: Facts, *, cached: bool) -> tuple[Needs, list[Check]]:

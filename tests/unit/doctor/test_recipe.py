@@ -152,6 +152,14 @@ def test_a_recipe_for_gpus_where_there_are_none_is_refused_by_its_flags(
     assert before_run(load_config(THREE)) == []
 
 
+def test_a_run_that_is_to_use_cuda_needs_gpus_whatever_its_recipe_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SG_PLATFORM", "cuda")
+    with pytest.raises(UnfitMachine, match=r"^GPUs: found none, needed: 1"):
+        judged(monkeypatch, described("cpu-2cores"), TINY)
+
+
 def with_old_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, *[H100] * 8, driver="550.163.01", cuda=12040)
     monkeypatch.setattr(recipe, "model", lambda *_, **__: None)
