@@ -147,8 +147,7 @@ def choose(request: Request) -> Choice:
     prompts = str(config.value("data.prompt_dataset") or f"data/{request.domain}/train.jsonl")
     data = data_commands.COMMANDS.get(str(Path(prompts).parent), "").split()
     # Shipped recipes have the address of a retriever that this command starts.
-    address = Path(config.origin.get("sg.search.url", ""))
-    retriever = request.domain == "search" and address.is_relative_to(CONFIGS.resolve())
+    retriever = request.domain == "search" and _is_shipped(config.origin.get("sg.search.url", ""))
     if retriever and not data:
         raise ChoiceError(
             "name a search engine: sg.search.url=http://HOST:PORT/retrieve; `sg-rlhf serve` is one"
@@ -188,6 +187,13 @@ def _parts(request: Request, models: str) -> tuple[list[str], str]:
         return [f"configs/{domain}/grpo_sg_{model}.yaml"], name  # its weighting is not the paper's
     recipe = f"configs/{domain}/grpo_{model}.yaml"
     return [recipe, *([ALGORITHM + algorithm] if algorithm else [])], name
+
+
+def _is_shipped(part: str) -> bool:
+    """Whether a recipe's file is a shipped one, also in a clone from whose folder this runs."""
+    folders = [folder.resolve() for folder in (CONFIGS, Path("configs"))]
+    names = [Path(part).relative_to(f) for f in folders if Path(part).is_relative_to(f)]
+    return any((CONFIGS / name).is_file() for name in names)
 
 
 def _takes_hardware(request: Request, recipe: str) -> bool:

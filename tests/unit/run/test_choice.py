@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from sg_rlhf import train
 from sg_rlhf.config import load_config
+from sg_rlhf.config.builtin_recipes import CONFIGS
 from sg_rlhf.overlay.driver.arguments import upstream_arguments
 from sg_rlhf.plan.load import load_for, run_dir_of
 from sg_rlhf.plan.of_recipe import plan_of
@@ -333,6 +335,19 @@ def test_no_retriever_is_started_where_one_is_named(tmp_path: Path) -> None:
     assert not choose(Request("search", config=str(recipe))).retriever
     with pytest.raises(ChoiceError, match="^name a search engine: sg.search.url="):
         chosen_data("search")
+
+
+def test_a_retriever_is_started_for_the_recipes_of_a_clone_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a container has the package and its working directory is a clone."""
+    shutil.copytree(CONFIGS, tmp_path / "configs")
+    monkeypatch.chdir(tmp_path)
+    assert choose(Request("search", hardware="cpu")).retriever
+    Path("configs/mine.yaml").write_text(
+        "extends: search/grpo_tiny_cpu.yaml\nsg: {search: {url: http://127.0.0.1:9/retrieve}}\n"
+    )
+    assert not choose(Request("search", config="configs/mine.yaml")).retriever
 
 
 @pytest.mark.parametrize("data_only", [True, False])
