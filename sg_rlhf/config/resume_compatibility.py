@@ -37,7 +37,8 @@ MUTABLE = (
     "ds.attn_implementation", "ds.enable_sleep", "ds.adam_offload", "ds.overlap_comm", "ds.zpg",
     "ds.ring_attn_*", "ds.deepcompile", "ds.use_liger_kernel",
     "ds.grad_accum_dtype", "ds.use_universal_ckpt", "data.dataloader_num_workers", "local_rank",
-    "sg.run_dir", "sg.eval_*", "sg.samples_per_step", "sg.sync_check_*", "sg.verbose", "sg.wandb",
+    "sg.run_dir", "sg.eval_*", "sg.samples_per_*", "sg.sync_check_*", "sg.verbose", "sg.wandb",
+    "sg.trackio",
     *NUMERICS_ONLY,
     # Of a server that an environment asks: where it is and how patient its client is.
     "sg.*.url", "sg.*.timeout_s",

@@ -118,6 +118,7 @@ def test_a_refusal_stays_short_and_names_the_way_out_of_the_training_scripts(
         "eval.steps=3", "ckpt.save_steps=7", "sg.verbose=true", "vllm.num_engines=2",
         "train.micro_batch_size=16", "actor.num_gpus_per_node=2",
         "sg.share_prompts=false", "sg.on_nonfinite=skip",
+        "sg.samples_per_prompt=4", "sg.trackio=true",
     ],
 )  # fmt: skip
 def test_places_and_layout_may_change(run_dir: Path, data: Path, override: str) -> None:
