@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from sg_rlhf.algo.objectives import OBJECTIVES
 from sg_rlhf.algo.policy_loss import LossSettings, policy_loss
+from sg_rlhf.algo.weightings import WEIGHTINGS
 
 # -- The code in README.md does what README says of it -------------------------------------------
 
@@ -48,6 +50,12 @@ def test_the_loss_in_ones_own_trainer_runs() -> None:
     exec(OWN_TRAINER, names)
     assert names["log_probs"].grad.abs().sum() > 0
     assert "weight_mean" in names["metrics"]
+
+
+def test_the_numbers_of_weightings_and_objectives() -> None:
+    words = {7: "seven", 15: "fifteen"}
+    text = f"{words[len(WEIGHTINGS)]} token weightings, {words[len(OBJECTIVES)]} objectives"
+    assert text in (ROOT / "README.md").read_text()
 
 
 # -- Ten questions of a new user: README links the page, and its section has the answer ----------
