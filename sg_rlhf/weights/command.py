@@ -41,10 +41,10 @@ examples:
 keys: actor.policy_loss_type, sg.weighting, its parameters sg.weighting.tau, sg.weighting.upper and
 so on, and any other key of a recipe. Without a recipe the loss is weighted_ppo and the PPO clip,
 actor.eps_clip_low_high=[low,high], the paper's [0.2,0.24]; with one they are what it trains with. A
-weight that is the same for every token is reported here and refused by sg_rlhf.train.
+weight that is the same for every token is reported here and refused by `sg-rlhf train`.
 
 mean: of w over p uniform on (0, 1) at ratio 1, a property of the curve alone. A policy's tokens are
-not uniform, most have p near 1; the mean of a run is its metric weight_mean.
+not uniform, most have p near 1; the mean of a run is its metric sg/weight_mean.
 
 dead zone: the p at which a token has no policy gradient at ratio 1, by the sign of its advantage.
 JSON keys: dead_zone_positive and dead_zone_negative [first, last], dead_zone_dual_clip (A < 0 and w
