@@ -168,7 +168,9 @@ class SGSettings(BaseModel):
         "step or the sample and continue",
     )
     fused_logprobs: bool = Field(
-        True, description="log-probs of the policy and the reference without full logits"
+        True,
+        description="log-probs of the policy and the reference without full logits; "
+        "actor.fused_logprobs is the same key",
     )
     share_prompts: bool = Field(
         False,
