@@ -84,7 +84,7 @@ OLD_NAMES: dict[str, tuple[str, ...]] = {
     "epsilon": ("actor.eps_clip_low_high",),
     "epsilon_high": ("actor.eps_clip_low_high",),
     "loss_type": ("actor.policy_loss_type", "actor.loss_agg_mode"),
-    "scale_rewards": ("algo.advantage.no_std_norm", "algo.advantage.estimator"),
+    "scale_rewards": ("algo.advantage.estimator",),
     "max_grad_norm": ("actor.max_norm",),
     "warmup_ratio": ("actor.lr_warmup_ratio",),
     "lr_scheduler_type": ("actor.lr_scheduler",),

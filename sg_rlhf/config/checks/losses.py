@@ -38,6 +38,18 @@ def check_advantages(value: Value) -> None:
             "sg.advantage_std=population needs algo.advantage.estimator=group_norm and "
             "algo.kl.use_loss=true (the KL inside the reward would be rescaled too)"
         )
+    for key, default, readers, remedy in (
+        (
+            "algo.advantage.no_std_norm", False, ("reinforce", "reinforce_baseline"),
+            "set algo.advantage.estimator=dr_grpo, which does not divide by the group's standard "
+            "deviation",
+        ),
+        ("algo.advantage.gamma", 1, ("reinforce",), "set it to 1"),
+        ("algo.advantage.lambd", 1, (), "set it to 1, as a critic is not supported"),
+    ):  # fmt: skip
+        if value(key) != default and estimator not in readers:
+            shown = str(value(key)).lower()
+            raise ValueError(f"{key}={shown}: has no effect with {estimator}; {remedy}")
 
 
 def check_aggregation(value: Value) -> None:

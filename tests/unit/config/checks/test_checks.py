@@ -202,6 +202,9 @@ def test_every_shipped_recipe_divides_evenly(recipe: Path) -> None:
             "algo.dynamic_filtering_range=[1.0, 0.0]: expected [LOW, HIGH]",
         ),
         ("algo.advantage.is_correction_threshold=[1,2,3]", "expected [HIGH] or [LOW, HIGH]"),
+        ("algo.advantage.no_std_norm=true", "with group_norm; set algo.advantage.estimator=dr_g"),
+        ("algo.advantage.gamma=0.99", "=0.99: has no effect with group_norm; set it to 1"),
+        ("algo.advantage.lambd=0.95", "=0.95: has no effect with group_norm; set it to 1, as a"),
         ("actor.num_gpus_per_node=4 vllm.num_engines=4", "actor.num_gpus_per_node=4, ref.num_gpus"),
         (
             "reward.remote_url=null reward.model_name_or_path=a/b reward.num_gpus_per_node=16 "
