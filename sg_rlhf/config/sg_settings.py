@@ -203,7 +203,7 @@ class SGSettings(BaseModel):
     )
     trackio: bool = Field(
         False,
-        description="log to trackio too, on this machine (pip install 'sg-rlhf[trackio]'); the "
+        description="log to trackio too, on this machine (pip install '.[trackio]'); the "
         "project is logger.wandb.project, the run has the name of the run directory",
     )
     verbose: bool = Field(False, description="print the workers' output instead of a progress bar")

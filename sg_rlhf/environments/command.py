@@ -1,7 +1,7 @@
 """Serve a domain as an environment that TRL, SkyRL and others train on (OpenEnv's protocol).
 
 The rows are those that `sg-rlhf data` writes. A client resets to get a prompt, steps with what its
-model wrote, and gets the reward of this project's grader. Needs `pip install 'sg-rlhf[openenv]'`.
+model wrote, and gets the reward of this project's grader. Needs `pip install '.[openenv]'`.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def main(argv: list[str] | None = None) -> int:
 
         from sg_rlhf.environments import openenv
     except ModuleNotFoundError as error:
-        needed = f"{error.name} is not installed: pip install 'sg-rlhf[openenv]'"
+        needed = f"{error.name} is not installed: pip install '.[openenv]'"
         print(f"sg-rlhf serve-env: {needed}", file=sys.stderr)
         return 2
     app = openenv.application(rows, environment, f"sg_rlhf {domain.name}", arguments.sessions)

@@ -241,4 +241,4 @@ def test_without_openenv_the_line_says_how_to_install_it(
     data = tmp_path / "data.jsonl"
     data.write_text(json.dumps({"input": "Who?", "answer": "(1) Zoey is a knight"}) + "\n")
     assert main(["kk", "--data", str(data)]) == 2
-    assert capsys.readouterr().err.strip().endswith("pip install 'sg-rlhf[openenv]'")
+    assert capsys.readouterr().err.strip().endswith("pip install '.[openenv]'")

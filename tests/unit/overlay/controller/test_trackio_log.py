@@ -9,7 +9,7 @@ import pytest
 
 from sg_rlhf.overlay.controller.trackio_log import TrackioLogger
 
-pytest.importorskip("trackio", reason="pip install 'sg-rlhf[trackio]'")
+pytest.importorskip("trackio", reason="pip install '.[trackio]'")
 
 
 def test_a_resumed_run_is_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
