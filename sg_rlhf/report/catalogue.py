@@ -123,8 +123,8 @@ FIGURES = (
     ),
     Entry(
         "stabilising_factor", "Factor w (1 - p)",
-        "The factor that bounds a token's gradient in Theorems 3.5 and 3.6 of the paper; smaller "
-        "means steadier updates.",
+        "The factor that bounds a token's gradient in Theorems 3.5 and 3.6 of the paper. A smaller "
+        "bound is not a smaller gradient.",
         lines(
             Line("sg/w_one_minus_p_mean", "mean of w (1 - p)", steps=True, scale="zero"),
             missing="The runs do not log w (1 - p).",
