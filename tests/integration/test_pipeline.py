@@ -248,7 +248,8 @@ def test_two_zero3_ranks_two_engines_grpo_and_several_eval_sets(data: Data, tmp_
     assert 0 <= row["batches/waiting_share"] < 0.2  # contiguous pieces of 16 samples: up to 0.5
     for step in jsonl_log.read(run_dir / jsonl_log.OPTIMIZER_STEPS):
         assert step["sg/weight_mean"] == 1.0 and math.isfinite(step["actor_grad_norm"])
-        assert step["micro_batches"] == 2
+        # A rank has four samples, and together they have fewer tokens than two of the longest.
+        assert step["micro_batches"] == 1
     (evaluated,) = jsonl_log.read(run_dir / jsonl_log.EVALUATIONS)
     assert evaluated["eval_greedy_num_prompts"] == 8 and evaluated["eval_avg3_num_prompts"] == 4
     assert evaluated["eval_avg3_response_length_mean"] <= 16
