@@ -23,9 +23,9 @@ PARTS: dict[str, tuple[tuple[str, ...], Look]] = {
     "longest response": (("longest_response",), {"colour": "s0", "light": True}),
     "engines wake, sleep": (("engines_wake",), {"colour": "s5"}),
     "old log-probs": (("old_log_probs", "update_old_log_probs"), {"colour": "s4"}),
-    "reference, reward model, values": (
-        ("reference_log_probs", "update_reference_log_probs", "reward_model", "values",
-         "make_experience"), {"colour": "s4", "light": True},
+    "reference, reward model": (
+        ("reference_log_probs", "update_reference_log_probs", "reward_model", "make_experience"),
+        {"colour": "s4", "light": True},
     ),
     "forward": (("update_forward",), {"colour": "s1"}),
     "backward, optimizer": (("update_backward",), {"colour": "s1", "light": True}),

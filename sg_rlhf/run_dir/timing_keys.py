@@ -21,7 +21,7 @@ PARTS = (
 #: Subsections of some sections; a section's time includes them.
 SUBSECTIONS: dict[str, tuple[str, ...]] = {
     "generation": ("engines_wake", "longest_response"),
-    "make_experience": ("old_log_probs", "reference_log_probs", "reward_model", "values"),
+    "make_experience": ("old_log_probs", "reference_log_probs", "reward_model"),
     "ppo_train": (
         "update_old_log_probs", "update_reference_log_probs", "update_forward", "update_backward",
     ),

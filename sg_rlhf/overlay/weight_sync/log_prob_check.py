@@ -6,7 +6,6 @@ not updated, or that was loaded in a wrong layout, changes the engine's log-prob
 
 from __future__ import annotations
 
-import math
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -95,18 +94,12 @@ def stop_limit(args: Namespace) -> float:
     """The mean mismatch of samples, in nats, that stops a run.
 
     It is :data:`STOP_AT` times ``sg.sync_check_tolerance``, where trainer and engine should agree.
-    Samples of older weights (``sg.max_staleness``), truncated sampling (``rollout.top_p`` below 1)
-    and a correction (``algo.advantage.is_correction_level``) expect a mismatch. There it is
-    :data:`ABSOLUTE_LIMIT`, and the log of the probability that truncated sampling divides by.
+    Samples of older weights (``sg.max_staleness``) and a correction
+    (``algo.advantage.is_correction_level``) expect a mismatch. There it is :data:`ABSOLUTE_LIMIT`.
     """
-    absolute = ABSOLUTE_LIMIT - math.log(args.rollout.top_p)
-    if (
-        is_stale(args)
-        or args.rollout.top_p < 1.0
-        or args.algo.advantage.is_correction_level != "off"
-    ):
-        return absolute
-    return min(absolute, STOP_AT * float(args.sg.sync_check_tolerance))
+    if is_stale(args) or args.algo.advantage.is_correction_level != "off":
+        return ABSOLUTE_LIMIT
+    return min(ABSOLUTE_LIMIT, STOP_AT * float(args.sg.sync_check_tolerance))
 
 
 def check_samples(mean: float, args: Namespace, step: int) -> None:
@@ -132,10 +125,10 @@ def check_samples(mean: float, args: Namespace, step: int) -> None:
 def warn_of_mismatch(metrics: Mapping[str, Any], args: Namespace, rollout: int) -> None:
     """Warn of a rollout whose mismatch is above ``sg.sync_check_tolerance``.
 
-    Not where the two policies differ by intent: samples of older weights, truncated sampling.
+    Not for samples of older weights, where the two policies differ by intent.
     """
     mean, tolerance = metrics.get(MISMATCH, 0.0), args.sg.sync_check_tolerance
-    if mean > tolerance and not is_stale(args) and args.rollout.top_p == 1.0:
+    if mean > tolerance and not is_stale(args):
         message = (
             f"warning: in rollout {rollout} the rollout engine's log-probs differ from the "
             f"trainer's by {mean:.4f} on average ({MISMATCH}, tolerance "

@@ -21,7 +21,6 @@ from sg_rlhf.overlay.weight_sync import buckets as wb
 from sg_rlhf.overlay.weight_sync.log_prob_check import (
     MISMATCH,
     check_samples,
-    stop_limit,
     warn_of_mismatch,
 )
 from sg_rlhf.overlay.weight_sync.tensors import engine_tensors
@@ -203,14 +202,13 @@ def test_sequences_of_all_lengths_have_the_models_own_log_probs_at_temperature_1
 
 
 def arguments(
-    top_p: float = 1.0, correction: str = "off", asynchronous: bool = False, staleness: int = 1
+    correction: str = "off", asynchronous: bool = False, staleness: int = 1
 ) -> SimpleNamespace:
     """Upstream's arguments of a run with the default tolerance."""
     tolerance = load_config(None, []).sg.sync_check_tolerance
     return SimpleNamespace(
         sg=SimpleNamespace(sync_check_tolerance=tolerance, max_staleness=staleness),
         train=SimpleNamespace(async_enable=asynchronous),
-        rollout=SimpleNamespace(top_p=top_p),
         algo=SimpleNamespace(advantage=SimpleNamespace(is_correction_level=correction)),
     )
 
@@ -231,17 +229,13 @@ def test_rounding_does_not_stop_a_run(mean: float) -> None:
 
 @pytest.mark.parametrize(
     "args",
-    [arguments(top_p=0.9), arguments(asynchronous=True), arguments(correction="token")],
-    ids=["truncated sampling", "older weights", "correction"],
+    [arguments(asynchronous=True), arguments(correction="token")],
+    ids=["older weights", "correction"],
 )
 def test_policies_that_differ_by_intent_have_an_absolute_limit(args: SimpleNamespace) -> None:
     check_samples(0.9, args, step=1)
     with pytest.raises(SyncError, match=r"by 1.2000 on average"):
         check_samples(1.2, args, step=1)
-
-
-def test_truncated_sampling_may_differ_by_the_probability_that_it_divides_by() -> None:
-    assert stop_limit(arguments(top_p=0.1)) == pytest.approx(1 + math.log(10))
 
 
 @pytest.mark.parametrize(
@@ -251,7 +245,6 @@ def test_truncated_sampling_may_differ_by_the_probability_that_it_divides_by() -
         (arguments(correction="token"), {MISMATCH: 0.25}, True),
         (arguments(), {MISMATCH: 0.0135}, False),
         (arguments(), {}, False),
-        (arguments(top_p=0.9), {MISMATCH: 0.25}, False),
         (arguments(asynchronous=True), {MISMATCH: 0.25}, False),
     ],
 )
