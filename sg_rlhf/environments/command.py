@@ -48,7 +48,10 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         description=__doc__,
         epilog=EXAMPLES,
     )
-    names = ", ".join(registry.domains())
+    try:
+        names = ", ".join(registry.domains())
+    except ValueError as error:
+        parser.error(single_line(error))
     parser.add_argument("domain", metavar="DOMAIN", help=f"{names}, or package.module:NAME")
     parser.add_argument(
         "--data", metavar="FILE", type=Path, required=True,

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -79,6 +80,11 @@ def load(part: Part | str) -> Part:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise
         raise ValueError(f"{part}: no module {error.name}") from None
+    except Exception as error:  # a user's module raises anything
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        place = "" if last.filename.startswith("<") else f" ({last.filename}, line {last.lineno})"
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{part}: {type(error).__name__}: {reason}{place}") from error
     if found is None:
         raise ValueError(f"{part}: no {name} in {module}")
     return cast(Part, found)

@@ -11,6 +11,7 @@ import pytest
 
 from sg_rlhf.config import ConfigError, domain_settings, load_config
 from sg_rlhf.data import command as data
+from sg_rlhf.environments import command as serve_env
 from sg_rlhf.eval import run as evaluation
 from sg_rlhf.eval.scores.metrics import scores
 from sg_rlhf.eval.suites import suite_at
@@ -85,6 +86,31 @@ def test_what_is_no_domain_is_one_line(name, message, capsys, tmp_path):
             suite_at(name)
         assert evaluation.main(["--suite", name]) == 2
         assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            "from sg_rlhf.tasks.domain import Domain\n"
+            "MINE = Domain(name='mine', title='t', grade=len, prompt_end='?')\n",
+            "TypeError: .* argument 'prompt_end' .*earlier_domain.py, line 2",
+        ),
+        ("MINE = 1 +\n", "SyntaxError: invalid syntax .earlier_domain.py, line 1"),
+    ],
+)
+def test_a_module_that_fails_is_one_line(content, message, monkeypatch, capsys, tmp_path):
+    (tmp_path / "earlier_domain.py").write_text(content)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "earlier_domain", raising=False)
+    with pytest.raises(ValueError, match=message):
+        registry.find("earlier_domain:MINE")
+    monkeypatch.setenv(registry.VARIABLE, "earlier_domain:MINE")
+    with pytest.raises(SystemExit) as ended:
+        serve_env.main(["kk", "--data", "rows.jsonl"])
+    error = capsys.readouterr().err
+    assert ended.value.code == 2 and error.count("\n") == 1
+    assert error.startswith("sg-rlhf serve-env: SG_DOMAINS: earlier_domain:MINE: ")
 
 
 @pytest.mark.parametrize(
