@@ -83,7 +83,7 @@ def _benchmarks(
             f"--suite {suite.name}: {side.folder} is a run of suite {side.request['suite']}"
         )
     known = known_benchmarks(suite, side)
-    names = selected(suite, list(side.request["benchmarks"]), only, str(side.folder))
+    names = selected(suite, known, list(side.request["benchmarks"]), only, str(side.folder))
     for name in names:
         if any("dialogue" in row for row in side.rows[name]):
             raise EvalError(

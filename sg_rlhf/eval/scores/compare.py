@@ -74,7 +74,7 @@ def compare(
             f"--compare: no benchmark in common: A has {', '.join(a.request['benchmarks'])}, "
             f"B has {', '.join(b.request['benchmarks'])}"
         )
-    names = selected(suite, names, only, "both folders")
+    names = selected(suite, known, names, only, "both folders")
     _check_same(a, b, names)
     benchmarks = [as_run(known[name], (a, b), ks) for name in names]
     if ks is not None and all(each.settings.n == 1 for each in benchmarks):
@@ -163,9 +163,16 @@ def known_benchmarks(suite: Suite, side: RunResults) -> dict[str, Benchmark]:
     return known
 
 
-def selected(suite: Suite, names: Sequence[str], only: Sequence[str], where: str) -> list[str]:
+def selected(
+    suite: Suite,
+    known: Mapping[str, Benchmark],
+    names: Sequence[str],
+    only: Sequence[str],
+    where: str,
+) -> list[str]:
     """The names of stored benchmarks that `--only` selects."""
-    wanted = {benchmark.name for benchmark in suite.select(only)} if only else set(names)
+    stored = replace(suite, benchmarks=tuple(known.values()))
+    wanted = {benchmark.name for benchmark in stored.select(only)} if only else set(names)
     found = [name for name in names if name in wanted]
     if not found:
         raise EvalError(f"--only {','.join(only)}: not in {where}")

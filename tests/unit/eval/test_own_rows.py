@@ -111,8 +111,8 @@ def test_a_killed_run_is_resumed_with_the_same_reward_alone(run: Run, tmp_path: 
     assert results_of(out)["benchmarks"]["rows"] == whole
     # Two models on the same rows are compared as those of any suite; stored responses rescored.
     assert run("rows.jsonl", reward="plain.py", out="other")[0] == 0
-    assert main(["--compare", str(out), str(tmp_path / "other")]) == 0
-    again = ["--rescore", str(out), "--reward", str(tmp_path / "reward.py")]
+    assert main(["--compare", str(out), str(tmp_path / "other"), "--only", "rows"]) == 0
+    again = ["--rescore", str(out), "--reward", str(tmp_path / "reward.py"), "--only", "rows"]
     assert main([*again, "--out", str(tmp_path / "again")]) == 0
     again = results_of(tmp_path / "again")["benchmarks"]["rows"]
     assert again["scores"]["accuracy"]["value"] == pytest.approx(1 / 9)
