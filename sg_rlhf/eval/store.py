@@ -29,6 +29,11 @@ LOCK = ".lock"
 Key: TypeAlias = tuple[str, str, int]
 Row: TypeAlias = dict[str, Any]
 
+#: What is read of a stored sample.
+_FIELDS = {
+    "benchmark", "id", "sample", "group", "prompt", "response", "gold", "finish_reason", "tokens",
+    "correct", "extracted",
+}  # fmt: skip
 #: Differences between requests that a resumed run may have.
 _FREE = re.compile(r"model\.name:|benchmarks\.[^:]*\.(title|pass_at):")
 
@@ -188,8 +193,10 @@ def _whole_rows(data: bytes, path: Path) -> tuple[dict[Key, Row], int]:
     for number, line in enumerate(data[:whole].splitlines(), start=1):
         try:
             row = json.loads(line)
+            if not row.keys() >= _FIELDS:
+                raise LookupError
             key = key_of(row)
-        except (ValueError, LookupError, TypeError):
+        except (ValueError, LookupError, AttributeError):
             raise EvalError(f"{path}: line {number}: no sample; the file was damaged") from None
         if key in rows:
             raise EvalError(f"{path}: line {number}: sample {key} occurs twice")

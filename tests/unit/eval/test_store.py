@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sg_rlhf.eval.scores import results
-from sg_rlhf.eval.store import Store, differences
+from sg_rlhf.eval.store import Store, differences, read_run
 from sg_rlhf.tasks.questions import EvalError
 
 # -- The output folder: what a kill, a second process or another request may find there ----------
@@ -25,6 +25,7 @@ def row(question="q", sample=0, **changes):
         "benchmark": "b",
         "id": question,
         "sample": sample,
+        "group": "",
         "prompt": "p",
         "response": "r",
         "extracted": None,
@@ -75,6 +76,16 @@ def test_a_line_damaged_in_the_middle_is_named(tmp_path):
     (out / "samples.jsonl").write_text("\n".join([lines[0], lines[1][:40], lines[2]]) + "\n")
     with pytest.raises(EvalError, match=r"samples.jsonl: line 2: no sample"):
         resume(out)
+
+
+@pytest.mark.parametrize("line", ["{}", "[]", "7", json.dumps(row("b"))])
+def test_a_line_that_is_no_sample_is_named(tmp_path, line):
+    out = begun(tmp_path / "out", [row("a")])
+    with (out / "samples.jsonl").open("a") as file:
+        file.write(line.replace("correct", "right") + "\n")
+    for read in (resume, read_run):
+        with pytest.raises(EvalError, match=r"samples.jsonl: line 2: no sample"):
+            read(out)
 
 
 def test_a_sample_that_is_there_twice_is_refused(tmp_path):
