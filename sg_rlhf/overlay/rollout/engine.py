@@ -76,7 +76,7 @@ _response: contextvars.ContextVar[_Response | None] = contextvars.ContextVar(
 
 
 def executor_of(agent_func_path: str | None, remote_rm_url: str | None) -> AgentExecutorBase:
-    """What turns a prompt into a response with its reward; None for responses of a single turn."""
+    """What turns a prompt into a response with its reward; no path means responses of one turn."""
     if not agent_func_path:
         return StrictSingleTurnExecutor(remote_rm_url)
     if agent_func_path.startswith(registry.PREFIX):
