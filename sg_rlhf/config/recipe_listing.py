@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Sequence
 
 from sg_rlhf.algo.objectives import OBJECTIVES
 from sg_rlhf.algo.weightings import WEIGHTINGS
 from sg_rlhf.common.argument_types import OneLineParser
-from sg_rlhf.config import load_config
+from sg_rlhf.config import ConfigError, load_config
 from sg_rlhf.config.builtin_recipes import CONFIGS
 from sg_rlhf.config.weighting_resolution import OBJECTIVE_OF_LOSS
 from sg_rlhf.machine import names
@@ -114,12 +115,16 @@ def _line(row: tuple[str, ...], widths: list[int]) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print the listing; exit status 0."""
+    """Print the listing. Exit status 0; 2 for a wrong ``SG_DOMAINS``."""
     OneLineParser(
         prog="sg-rlhf recipes",
         description=__doc__,
     ).parse_args(argv)
-    print(table(), end="")
+    try:
+        print(table(), end="")
+    except ConfigError as error:
+        print(f"sg-rlhf recipes: {error}", file=sys.stderr)
+        return 2
     return 0
 
 

@@ -26,7 +26,7 @@ from sg_rlhf.report.evaluations import (
     sources,
     training_sets,
 )
-from sg_rlhf.report.runs import Curve, Group, Run, curve, per_rollout
+from sg_rlhf.report.runs import Curve, Group, Run, RunError, curve, per_rollout
 from sg_rlhf.report.samples import probability_histogram
 from sg_rlhf.report.text import one_line
 from sg_rlhf.report.weighting import weighting_of
@@ -220,7 +220,10 @@ def source_name(source: str) -> str:
 
 @functools.cache
 def _source_titles() -> list[tuple[str, str]]:
-    domains = registry.domains().values()
+    try:
+        domains = registry.domains().values()
+    except ValueError as error:
+        raise RunError(str(error)) from None
     return [pair for domain in domains for pair in domain.source_titles.items()]
 
 

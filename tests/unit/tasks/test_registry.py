@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sg_rlhf.config import ConfigError, domain_settings, load_config
+from sg_rlhf.config import ConfigError, domain_settings, load_config, recipe_listing
 from sg_rlhf.data import command as data
 from sg_rlhf.environments import command as serve_env
 from sg_rlhf.eval import run as evaluation
@@ -111,6 +111,13 @@ def test_a_module_that_fails_is_one_line(content, message, monkeypatch, capsys, 
     error = capsys.readouterr().err
     assert ended.value.code == 2 and error.count("\n") == 1
     assert error.startswith("sg-rlhf serve-env: SG_DOMAINS: earlier_domain:MINE: ")
+    domain_settings._domains.cache_clear()
+    try:
+        assert recipe_listing.main([]) == 2
+    finally:
+        domain_settings._domains.cache_clear()
+    error = capsys.readouterr().err
+    assert error.startswith("sg-rlhf recipes: SG_DOMAINS: earlier") and error.count("\n") == 1
 
 
 @pytest.mark.parametrize(
