@@ -33,6 +33,8 @@ def run(record: Record, job: Job) -> None:
             f"sg.samples_per_step={samples}",
             f"rollout.micro_batch_size={samples // 2}", f"train.micro_batch_size={samples // 2}",
             "vllm.enforce_eager=true", "vllm.gpu_memory_utilization=0.2",
+            # Triton's interpreter samples the whole vocabulary for each sequence of the warm-up.
+            f"vllm.engine_args={{max_num_seqs: {samples}}}",
             *job.overrides,
         ],
         run_dir,
