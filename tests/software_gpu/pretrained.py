@@ -10,7 +10,7 @@ from tests.gpu.result import Job, Record
 
 ROLLOUTS = 2
 #: Prompts of a rollout, responses of a prompt.
-PROMPTS, RESPONSES = 4, 4
+PROMPTS, RESPONSES = 2, 4
 
 
 def run(record: Record, job: Job) -> None:
