@@ -7,15 +7,16 @@ import sys
 import tempfile
 from pathlib import Path
 
+from sg_rlhf.common.resources import nearest_existing
+
 #: Set once HOME is replaced. Workers get both.
 VARIABLE = "SG_HOME"
 
 
 def writable(folder: Path) -> bool:
     """Whether this user can make files in a folder, or make the folder first."""
-    while not folder.exists():
-        folder = folder.parent
-    return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
+    there = nearest_existing(folder)
+    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
 
 
 def ensure() -> None:

@@ -151,7 +151,9 @@ def check_disk(flag: str, folder: Path, what: str, needed: int) -> None:
 
 def free_disk(path: Path) -> int:
     """Bytes free where `path` is or will be."""
-    existing = path.absolute()
-    while not existing.exists():
-        existing = existing.parent
-    return shutil.disk_usage(existing).free
+    return shutil.disk_usage(nearest_existing(path)).free
+
+
+def nearest_existing(path: Path) -> Path:
+    """The path, if it is there, else the nearest of its parents."""
+    return next(place for place in (path, *path.absolute().parents) if place.exists())

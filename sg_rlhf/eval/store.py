@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from sg_rlhf.common.atomic_io import append_whole, write_whole
+from sg_rlhf.common.home import writable
+from sg_rlhf.common.resources import nearest_existing
 from sg_rlhf.tasks.questions import EvalError
 
 REQUEST = "run.json"
@@ -45,10 +47,10 @@ def key_of(row: Row) -> Key:
 
 def check_folder(out: Path, resume: bool) -> None:
     """Refuse a folder that cannot be written to, or holds another run than the one to resume."""
-    there = next(path for path in (out, *out.absolute().parents) if path.exists())
+    there = nearest_existing(out)
     if not there.is_dir():
         raise EvalError(f"--out {out}: {there} is a file, expected a folder")
-    if not os.access(there, os.W_OK | os.X_OK):
+    if not writable(there):
         raise EvalError(f"--out {out}: no right to write in {there}; give another folder")
     # A run killed before it began leaves its lock and perhaps a temporary file, both hidden.
     names = os.listdir(out) if out.is_dir() else []

@@ -52,9 +52,7 @@ def disks(places: dict[str, Path]) -> list[Disk]:
     """The file systems of these folders, or of their nearest existing parents; each once."""
     found: dict[int, Disk] = {}
     for name, place in places.items():
-        there = place.absolute()
-        while not there.exists():
-            there = there.parent
+        there = resources.nearest_existing(place.absolute())
         usage = shutil.disk_usage(there)
         if not usage.total:  # no disk, as /proc; the run says that it cannot write there
             continue

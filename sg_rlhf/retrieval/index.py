@@ -140,7 +140,7 @@ def _check(job: Build) -> None:
         raise ValueError(f"--corpus {job.corpus}: no such file")
     if not job.out.name:
         raise ValueError(f"--out {job.out}: expected a folder to make, such as indexes/NAME")
-    there = next(path for path in (job.out, *job.out.absolute().parents) if path.exists())
+    there = resources.nearest_existing(job.out)
     if not there.is_dir():
         raise ValueError(f"--out {job.out}: {there} is a file, expected a folder")
 
