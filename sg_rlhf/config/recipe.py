@@ -331,7 +331,7 @@ def _check(
             sg[key] = value
         elif key in table:
             values[key] = table[key].checked(value, where)
-        elif value in removed.accepted(key):
+        elif value in removed.ACCEPTED.get(key, ()):
             del origin[key]  # it sets nothing
         elif key in removed.KEYS:
             raise ConfigError(f"{where}: {removed_line(key, removed.KEYS[key])}")

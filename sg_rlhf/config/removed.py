@@ -47,21 +47,19 @@ KEYS: dict[str, str] = {
     },
 }
 
-#: Key -> the value that every run has now. A recipe with it still loads, such as that of a
-#: preregistered study.
-SAME: dict[str, object] = {
-    "sg.batches": "balanced",
-    "sg.check_trained": True,
-    "sg.eval_at_end": True,
-    "sg.rotary_fp32": True,
-    "sg.skip_old_log_probs": True,
-    "sg.sync_check_every": 0,
-    "sg.weight_sync": "buckets",
-    **{f"sg.search.{name}": value for name, value in SEARCH_LIMITS.items()},
+#: Key -> the value that every run has now, and former defaults. A recipe with one of them still
+#: loads, such as that of a preregistered study or of an earlier run.
+ACCEPTED: dict[str, tuple[object, ...]] = {
+    "sg.batches": ("balanced",),
+    "sg.check_trained": (True,),
+    "sg.eval_at_end": (True,),
+    "sg.rotary_fp32": (True,),
+    "sg.skip_old_log_probs": (True,),
+    "sg.sync_check_every": (0,),
+    "sg.weight_sync": ("buckets",),
+    **{f"sg.search.{name}": (value,) for name, value in SEARCH_LIMITS.items()},
+    "sg.search.timeout_s": (SEARCH_LIMITS["timeout_s"], 10.0),
 }
-
-#: Key -> a former default, with which a recipe of an earlier run still loads, too.
-FORMER: dict[str, object] = {"sg.search.timeout_s": 10.0}
 
 #: Option of `sg-rlhf train` -> reason and remedy.
 TRAIN_OPTIONS: dict[str, str] = {
@@ -73,8 +71,3 @@ TRAIN_OPTIONS: dict[str, str] = {
     "--replay": "one update says little; `python -m lab.measure minibatch-gradients` compares "
     "weightings on the same minibatches",
 }
-
-
-def accepted(key: str) -> list[object]:
-    """The values with which a recipe may still have a key that is gone."""
-    return [values[key] for values in (SAME, FORMER) if key in values]
