@@ -144,6 +144,7 @@ def test_what_the_rounding_undoes_is_printed(tmp_path: Path, capsys, dtype, kept
 
 def test_what_cannot_be_merged_is_one_line_and_leaves_nothing(tmp_path: Path, capsys) -> None:
     folder, out = trained_adapters(tmp_path, 1e-2), tmp_path / "out"
+    capsys.readouterr()  # the bar of loading that model
 
     def refused(message: str, *words: object) -> None:
         assert merge_adapters.main([*map(str, words), "--out", str(out)]) == 2
