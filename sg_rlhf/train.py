@@ -102,10 +102,8 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
         metavar="KEY",
         help="resume although this key has changed since the run was started; repeatable",
     )
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="recipe keys to override")
     for option, why in removed.TRAIN_OPTIONS.items():
         parser.add_argument(option, action=Removed, const=why)
-    # Overrides and options may be mixed.
     return parser.parse_intermixed_args(argv)
 
 

@@ -121,7 +121,11 @@ def words(parts: Sequence[str]) -> list[str]:
 def add_arguments(
     parser: argparse.ArgumentParser, *, required: bool = False, hardware_too: bool = True
 ) -> None:
-    """Add ``--config``, ``--algorithm`` and ``--hardware``, which all append to ``config``."""
+    """Add overrides, and ``--config``, ``--algorithm``, ``--hardware``, which append to ``config``.
+
+    Parse them with ``parse_intermixed_args``: overrides may come before and after options.
+    """
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="recipe keys to override")
     parser.add_argument(
         "--config",
         required=required,

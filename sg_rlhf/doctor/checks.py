@@ -63,11 +63,13 @@ def check(facts: Facts, needs: Needs) -> list[Check]:
     if facts.ray_address and needs.recipe:
         remedy = "the cluster's nodes were not looked at: run the doctor on one of them"
         return [Check("machine", SKIPPED, f"RAY_ADDRESS={facts.ray_address}", remedy=remedy)]
+    mine = used(facts, needs)
+    capabilities = [gpu.compute_capability for gpu in mine if gpu.compute_capability]
     found = [
         gpus(facts, needs),
-        driver(facts, needs),
-        capability(facts, needs),
-        busy(used(facts, needs)),
+        preflight.driver(facts.driver, facts.driver_cuda) if mine else None,
+        preflight.capability(capabilities) if capabilities else None,
+        busy(mine),
         memory(facts, needs),
         shared_memory(facts, needs),
         *(disk(one, facts, needs) for one in facts.disks),
@@ -131,19 +133,6 @@ def _described(facts: Facts) -> str:
     return f"{len(facts.gpus)} x {kinds}, {min(sizes):.0f} GiB {each}"
 
 
-def driver(facts: Facts, needs: Needs) -> Check | None:
-    """Driver 580 or later, or one whose library supports CUDA 13."""
-    if needs.gpus == 0 or not facts.gpus:
-        return None
-    return preflight.driver(facts.driver, facts.driver_cuda)
-
-
-def capability(facts: Facts, needs: Needs) -> Check | None:
-    """Compute capability of the oldest GPU: 8.0 or later."""
-    known = [gpu.compute_capability for gpu in used(facts, needs) if gpu.compute_capability]
-    return preflight.capability(known) if known else None
-
-
 def busy(gpus: Sequence[Gpu]) -> Check | None:
     """Memory that other processes already use."""
     taken = [gpu.used_mib for gpu in gpus if gpu.used_mib and gpu.used_mib > BUSY_MIB]
@@ -204,14 +193,13 @@ def disk(disk: Disk, facts: Facts, needs: Needs) -> Check:
     parts = [wanted[name] for name in disk.holds if name in wanted]
     found = f"{disk.free_gb:,.0f} GB free at {disk.path}"
     needed = " + ".join(f"{gb:,.0f} GB for {what}" for gb, what, _ in parts if gb)
-    if "run" in disk.read_only:
-        place = disk.read_only["run"]
-        remedy = "--run-dir in a folder of yours"
-        return Check("disk", FAILED, f"{place}, not writable for this user", needed, remedy)
-    if "models" in disk.read_only and needs.download_gb:
-        place = disk.read_only["models"]
-        remedy = "set HF_HOME to a folder of yours"
-        return Check("disk", FAILED, f"{place}, not writable for this user", needed, remedy)
+    for name, is_written, remedy in (
+        ("run", True, "--run-dir in a folder of yours"),
+        ("models", needs.download_gb > 0, "set HF_HOME to a folder of yours"),
+    ):
+        if is_written and name in disk.read_only:
+            found = f"{disk.read_only[name]}, not writable for this user"
+            return Check("disk", FAILED, found, needed, remedy)
     if disk.free_gb >= sum(gb for gb, _, _ in parts):
         return Check("disk", OK, found, needed)
     return Check("disk", FAILED, found, needed, max(parts)[2])

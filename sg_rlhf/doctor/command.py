@@ -60,8 +60,6 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         help="run directory, whose disk is checked (default: runs/<domain>_<recipe>)",
     )
     parser.add_argument("--json", action="store_true", help="print facts and checks as JSON")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="recipe keys to override")
-    # Intermixed: overrides may come before and after options.
     return parser.parse_intermixed_args(argv)
 
 
@@ -107,24 +105,19 @@ def use_colour(stream: TextIO) -> bool:
 
 def table(checks: Sequence[Check], colour: bool) -> list[str]:
     """One line per check: status, name, found, needed, what to do; remarks in brackets."""
-    rows = [(c.status, c.name, c.found, c.needed, _last(c)) for c in checks]
-    heading = ("", "", "found", "needed", "what to do")
-    widths = [
-        min(_WIDEST, max(len(row[column]) for row in [*rows, heading])) for column in range(4)
-    ]
-    return [_line(row, widths, colour) for row in [heading, *rows]]
-
-
-def _last(check: Check) -> str:
-    remark = f"({check.remark})" if check.remark else ""
-    return as_typed(f"{check.remedy} {remark}".strip())
-
-
-def _line(row: tuple[str, ...], widths: list[int], colour: bool) -> str:
-    cells = [row[column].ljust(width) for column, width in enumerate(widths)]
-    if colour and row[0] in _COLOURS:
-        cells[0] = f"\x1b[{_COLOURS[row[0]]}m{cells[0]}\x1b[0m"
-    return "  ".join([*cells, row[4]]).rstrip()
+    rows = [("", "", "found", "needed", "what to do")]
+    for c in checks:
+        remark = f"({c.remark})" if c.remark else ""
+        last = as_typed(f"{c.remedy} {remark}".strip())
+        rows.append((c.status, c.name, c.found, c.needed, last))
+    widths = [min(_WIDEST, max(map(len, column))) for column in [*zip(*rows, strict=True)][:4]]
+    lines = []
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+        if colour and row[0]:
+            cells[0] = f"\x1b[{_COLOURS[row[0]]}m{cells[0]}\x1b[0m"
+        lines.append("  ".join([*cells, row[4]]).rstrip())
+    return lines
 
 
 def verdict(checks: Sequence[Check], facts: Facts, needs: Needs) -> str:

@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -18,7 +19,6 @@ from sg_rlhf.common.redaction import redact_argv
 from sg_rlhf.config import Config, ConfigError, builtin_recipes
 from sg_rlhf.config.derived import topology
 from sg_rlhf.launch import data_commands
-from sg_rlhf.launch.options import LaunchError, Options
 from sg_rlhf.machine.hardware import of_gpus
 from sg_rlhf.machine.names import BY_SIZE, parse
 from sg_rlhf.plan.of_recipe import plan_of
@@ -42,6 +42,13 @@ LONGEST_NAME = 47
 
 #: Kind -> its template.
 TEMPLATES = {"sbatch": "job.sbatch", "kuberay": "rayjob.yaml", "skypilot": "skypilot.yaml"}
+#: Option -> the kinds of job file that use it.
+USED_BY = {
+    "image": tuple(TEMPLATES),
+    "time": ("sbatch", "kuberay"),
+    "partition": ("sbatch",),
+    "account": ("sbatch",),
+}
 
 #: GPU types to request from a cloud, by memory in GB.
 CLOUD_GPUS = {
@@ -49,6 +56,35 @@ CLOUD_GPUS = {
     40: ("A100", "L40S"),
     80: ("H100", "H200", "A100-80GB"),
 }
+
+
+class LaunchError(ValueError):
+    """Options that do not go together; the message is one line for the user."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options, "" where not given; ``kind`` is a key of :data:`TEMPLATES`."""
+
+    kind: str
+    image: str = ""
+    time: str = ""
+    partition: str = ""
+    account: str = ""
+
+    @property
+    def seconds(self) -> int | None:
+        """The time in seconds; None without."""
+        if not self.time:
+            return None
+        days, _, clock = self.time.rpartition("-")
+        hours, minutes, seconds = map(int, clock.split(":"))
+        return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+
+    def words(self) -> list[str]:
+        """The same options as command-line words."""
+        given = [(name, getattr(self, name)) for name in USED_BY]
+        return [w for k, v in given if v for w in (f"--{k}", v)]
 
 
 def job_file(
@@ -80,6 +116,9 @@ def job_file(
     recipe = [*builtin_recipes.words(configs), "--run-dir", where, *overrides]
     shown = ["sg-rlhf", "launch", options.kind, *recipe, *options.words()]
     gpus = 0 if on_cpu else ranks
+    image = options.image
+    if options.kind == "kuberay" and not image:  # Kubernetes needs one: that of our Dockerfiles
+        image = f"sg-rlhf:{sg_rlhf.__version__}-{'cpu' if on_cpu else 'cuda'}"
     job = {
         "name": name_of(run_dir.name),
         "recipe": ", ".join(configs),
@@ -102,7 +141,7 @@ def job_file(
         "disk_gb": disk,
         "estimate": estimate,
         "ray_version": versions(["ray"]).get("ray", ""),
-        "image": options.image or _image(options.kind, "cpu" if on_cpu else "cuda"),
+        "image": image,
         "options": options,
     }
     environment = Environment(
@@ -179,8 +218,3 @@ def relative(path: Path) -> str:
     """``path`` as seen from here if it is below, else absolute."""
     given, here = os.path.abspath(path), os.getcwd()
     return os.path.relpath(given) if given.startswith(here + os.sep) else given
-
-
-def _image(kind: str, flavour: str) -> str:
-    """The default image: Kubernetes needs one, that of our Dockerfiles."""
-    return f"sg-rlhf:{sg_rlhf.__version__}-{flavour}" if kind == "kuberay" else ""

@@ -36,11 +36,7 @@ def detect(environment: Mapping[str, str] = os.environ) -> Facts:
         with notice_if_slow(f"waiting for the GPU driver (up to {TIMEOUT_S:g} s)"):
             return found.result(TIMEOUT_S)
     except TimeoutError:
-        return _without(f"the driver did not answer within {TIMEOUT_S:g} s")
-
-
-def _without(problem: str | None = None) -> Facts:
-    return Facts(gpu_problem=problem)
+        return Facts(gpu_problem=f"the driver did not answer within {TIMEOUT_S:g} s")
 
 
 def _ask(environment: Mapping[str, str]) -> Facts:
@@ -49,13 +45,13 @@ def _ask(environment: Mapping[str, str]) -> Facts:
     try:
         nvml.nvmlInit()
     except nvml.NVMLError_LibraryNotFound:
-        return _without()
+        return Facts()
     except nvml.NVMLError as error:
-        return _without(str(error))
+        return Facts(gpu_problem=str(error))
     try:
         return _detect(nvml, environment)
     except nvml.NVMLError as error:
-        return _without(str(error))
+        return Facts(gpu_problem=str(error))
     finally:
         nvml.nvmlShutdown()
 

@@ -53,7 +53,6 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         help="mean length of a response for the time (default: a quarter of the longest)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="recipe keys to override")
     return parser.parse_intermixed_args(argv)
 
 

@@ -67,7 +67,6 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--plot", metavar="F.png", help="draw the curve; a missing folder is created"
     )
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="recipe keys to override")
     return parser.parse_intermixed_args(argv)
 
 

@@ -112,10 +112,12 @@ def test_driver(driver: str, speaks: str | None, status: str) -> None:
     ("least", "status"), [("7.5", FAILED), ("8.0", OK), ("8.6", OK), ("12.0", OK)]
 )
 def test_compute_capability(least: str, status: str) -> None:
-    gpus = [H100, replace(H100, compute_capability=least)]
-    found = machine_checks.capability(Facts(gpus=gpus), Needs())
-    assert found is not None and found.status == status
-    assert machine_checks.capability(Facts(gpus=[Gpu("H100", 81559)]), Needs()) is None
+    def found(*gpus: Gpu) -> list[str]:
+        checks = check(EIGHT.model_copy(update={"gpus": [*gpus]}), Needs())
+        return [item.status for item in checks if item.name == "compute capability"]
+
+    assert found(H100, replace(H100, compute_capability=least)) == [status]
+    assert not found(Gpu("H100", 81559))
 
 
 def test_names_of_hardware() -> None:

@@ -27,7 +27,6 @@ from jsonschema import Draft202012Validator
 from sg_rlhf.config import load_config
 from sg_rlhf.launch import data_commands, job
 from sg_rlhf.launch.command import main
-from sg_rlhf.launch.options import KINDS
 from sg_rlhf.machine.hardware import of_gpus
 from sg_rlhf.plan.of_recipe import plan_of
 from sg_rlhf.train import main as train
@@ -176,7 +175,7 @@ def bash_reads(script: str) -> None:
         assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", job.TEMPLATES)
 def test_every_kind_runs_the_very_command(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Whatever stands in an override reaches the run as it is, and nothing of it is carried out."""
     text = printed(kind, CASES["quotes"], capsys)
