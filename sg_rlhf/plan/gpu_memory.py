@@ -16,6 +16,7 @@ GIB = 2**30
 REDUCE_BUCKET = 500_000_000
 MAX_LIVE_PARAMETERS = 1_000_000_000
 SUB_GROUP = 1_000_000_000
+PREFETCH_BUCKET = 50_000_000
 #: What gradients are collected in before they are reduced, 2 bytes an entry.
 BUCKET = 2.0 * REDUCE_BUCKET
 #: A block of the fused head on a GPU: its tokens, vocabulary and logits at most (`_ROWS`,
@@ -87,9 +88,17 @@ def gathered(run: RunShape) -> float:
 
 
 def gathered_in_scoring(run: RunShape) -> float:
-    """As above, and the embedding, as measured (tests/software_gpu/README.md)."""
-    whole = gathered(run)
-    return whole + 2.0 * run.model.head_parameters if whole else 0.0
+    """As above, and what ZeRO-3 fetches ahead in vain, after an update.
+
+    It still follows the order of a training pass, so it keeps the last layers for a backward pass
+    that does not come. At each of them, the norm and the head it fetches a bucket of the layers
+    before them (``stage3_prefetch_bucket_size``).
+    """
+    kept = gathered(run)
+    if not kept:
+        return 0.0
+    layers = max(0.0, kept / 2 - run.model.head_parameters) / run.model.layer_parameters
+    return kept + 2.0 * PREFETCH_BUCKET * (min(layers, run.model.num_layers) + 2)
 
 
 def checkpoints(run: RunShape) -> float:

@@ -166,12 +166,13 @@ def measure(plan: Plan, gib: float | None) -> dict[str, float]:
         phase()
         return (held + torch.cuda.max_memory_allocated() - before) / GIB
 
+    # ZeRO-3 gathers more while it scores once it has seen an update.
+    found = {"update_gib": peak_above(torch.cuda.memory_allocated(), update)}
     weights = gpu_memory.policy(run_shape)
-    found = {
+    found |= {
         "score_gib": peak_above(weights, score),
         "sync_gib": peak_above(weights, _sender(run_shape, actor).send),
     }
-    found["update_gib"] = peak_above(torch.cuda.memory_allocated(), update)
     free, total = torch.cuda.mem_get_info()
     found |= {
         "reserved_gib": torch.cuda.max_memory_reserved() / GIB,
