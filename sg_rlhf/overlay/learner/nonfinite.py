@@ -36,7 +36,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from sg_rlhf.algo.nonfinite import mean_of_finite, rows_not_finite
 from sg_rlhf.overlay.checkpoints import consensus
-from sg_rlhf.overlay.learner import gradient_check, micro_batches, sample_mask
+from sg_rlhf.overlay.learner import gradient_checks, micro_batches, sample_mask
 from sg_rlhf.overlay.reporting.errors import NonFiniteError
 from sg_rlhf.run_dir import jsonl_log
 
@@ -242,7 +242,7 @@ class RankSkips:
     """
 
     def __init__(
-        self, args: Namespace, faults: gradient_check.GradientFaults, scheduler: LRScheduler
+        self, args: Namespace, faults: gradient_checks.GradientFaults, scheduler: LRScheduler
     ) -> None:
         self._faults, self._scheduler = faults, scheduler
         self._group_size = args.rollout.n_samples_per_prompt

@@ -36,11 +36,10 @@ from sg_rlhf.algo.weightings.stare import Stare
 from sg_rlhf.algo.weightings.top_entropy import TopEntropy
 from sg_rlhf.overlay.checkpoints.strategy import Strategy
 from sg_rlhf.overlay.learner import (
-    gradient_check,
+    gradient_checks,
     measurements,
     micro_batches,
     nonfinite,
-    parameter_update_check,
     rollout_constants,
 )
 from sg_rlhf.overlay.learner.measurements import PointInTime
@@ -128,15 +127,15 @@ class SGActorPPOTrainer(SyncTrainer):
         ] = []  # times of the optimizer step's passes
         self.skips: nonfinite.RankSkips | None = None
         self._loss_check = nonfinite.LossCheck()
-        self._faults = gradient_check.GradientFaults(self.actor_optim, self._named_parameters)
+        self._faults = gradient_checks.GradientFaults(self.actor_optim, self._named_parameters)
         if self.args.sg.on_nonfinite == "skip":
             self.skips = nonfinite.RankSkips(self.args, self._faults, self.actor_scheduler)
             self.skips.spoil_gradients_of(self.actor.model.module)
         self.old_log_probs = RankOldLogProbs(
             actor, self.replay_buffer, self.batching, args, self.skips
         )
-        self._first_step: parameter_update_check.UpdateWatch | None = (
-            parameter_update_check.UpdateWatch(self.actor.model.module, self.actor_optim)
+        self._first_step: gradient_checks.UpdateWatch | None = gradient_checks.UpdateWatch(
+            self.actor.model.module, self.actor_optim
         )
 
     def _new_log(self) -> UpdateLog:

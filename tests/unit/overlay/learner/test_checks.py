@@ -14,7 +14,7 @@ from sg_rlhf.overlay.driver.arguments import (
     UsageError,
     upstream_arguments,
 )
-from sg_rlhf.overlay.learner.parameter_update_check import (
+from sg_rlhf.overlay.learner.gradient_checks import (
     TensorReport,
     evaluate,
     is_in_optimizer,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from sg_rlhf.overlay.learner.gradient_check import GradientFaults
+from sg_rlhf.overlay.learner.gradient_checks import GradientFaults
 
 
 @pytest.fixture(autouse=True)

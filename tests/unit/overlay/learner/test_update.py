@@ -15,7 +15,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 
 from sg_rlhf.config import load_config
 from sg_rlhf.overlay.driver.arguments import upstream_arguments
-from sg_rlhf.overlay.learner import micro_batches, parameter_update_check
+from sg_rlhf.overlay.learner import gradient_checks, micro_batches
 from sg_rlhf.overlay.learner.update import SGActorPPOTrainer
 from sg_rlhf.overlay.reporting.errors import NonFiniteError, SyncError
 from sg_rlhf.run_dir.timing_keys import OF_THE_RANK
@@ -171,7 +171,7 @@ def policy_trainer(
 ) -> SGActorPPOTrainer:
     """The trainer of one rank."""
     # Its optimizer is none of DeepSpeed's.
-    with mock.patch.object(parameter_update_check, "UpdateWatch", return_value=None):
+    with mock.patch.object(gradient_checks, "UpdateWatch", return_value=None):
         return SGActorPPOTrainer(
             strategy, actor, ema_model=None, actor_optim=optimizer or Optimizer(),
             actor_scheduler=SimpleNamespace(get_last_lr=lambda: [0.1]),
