@@ -18,8 +18,11 @@ from sg_rlhf.config.derived import topology
 from sg_rlhf.overlay.checkpoints.strategy import Strategy
 from sg_rlhf.overlay.cluster.placement import Placement
 from sg_rlhf.overlay.controller.trainer import Controller
-from sg_rlhf.overlay.learner.actor import SGPolicyModelActor
-from sg_rlhf.overlay.learner.scoring_ranks import SGReferenceModelActor, SGRewardModelActor
+from sg_rlhf.overlay.learner.actor import (
+    SGPolicyModelActor,
+    SGReferenceModelActor,
+    SGRewardModelActor,
+)
 from sg_rlhf.overlay.rollout import engine_monitor
 from sg_rlhf.overlay.rollout.engine import MAX_RESTARTS, SGRolloutActor
 from sg_rlhf.overlay.settings import worker_settings

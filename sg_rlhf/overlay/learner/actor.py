@@ -1,13 +1,14 @@
-"""The Ray actor of one policy rank: its model, and the calls of the controller."""
+"""The Ray actors of the ranks: policy, reference model and reward model."""
 
 from __future__ import annotations
 
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
-from openrlhf.trainer.ray.launcher import BaseModelActor
+from openrlhf.trainer.ray.launcher import BaseModelActor, RewardModelActor
 from openrlhf.utils import get_tokenizer
 from openrlhf.utils.deepspeed.deepspeed_utils import (
     offload_deepspeed_states,
@@ -24,12 +25,37 @@ from sg_rlhf.overlay.cluster.free_port import OwnPort
 from sg_rlhf.overlay.cpu import platform
 from sg_rlhf.overlay.learner import micro_batches
 from sg_rlhf.overlay.learner.overlapped_reference import PendingLogProbs
-from sg_rlhf.overlay.learner.scoring_ranks import model_options, response_log_probs
 from sg_rlhf.overlay.learner.update import SGActorPPOTrainer
 from sg_rlhf.overlay.model import adam
 from sg_rlhf.overlay.model.log_prob_head import PolicyModel
 from sg_rlhf.overlay.reporting import activity
 from sg_rlhf.overlay.rollout.async_buffer import BUFFER_KEY
+
+
+def model_options(args: Namespace) -> dict[str, Any]:
+    """Arguments of a model that policy, moving average and reference share."""
+    return {
+        "attn_implementation": args.ds.attn_implementation,
+        "experts_implementation": args.ds.experts_implementation,
+        "param_dtype": args.ds.param_dtype,
+        "load_in_4bit": args.ds.load_in_4bit,
+        "packing_samples": args.ds.packing_samples,
+    }
+
+
+def response_log_probs(
+    model: PolicyModel,
+    sequences: torch.Tensor,
+    action_mask: torch.Tensor,
+    attention_mask: torch.Tensor,
+) -> torch.Tensor:
+    """Log-probs [B, T] of the response tokens of sequences [B, L], detached, on the CPU."""
+    device = torch.cuda.current_device()
+    with torch.no_grad():
+        log_probs_BT: torch.Tensor = model(
+            sequences.to(device), action_mask.to(device), attention_mask.to(device)
+        )
+    return log_probs_BT.to("cpu")
 
 
 def resumed_rates(scheduler: LambdaLR) -> tuple[float, float, float]:
@@ -142,7 +168,7 @@ class SGPolicyModelActor(OwnPort, BaseModelActor):  # type: ignore[misc]  # upst
     def forward(
         self, sequences: torch.Tensor, action_mask: torch.Tensor, attention_mask: torch.Tensor
     ) -> torch.Tensor:
-        """Old log-probs, see :func:`.scoring_ranks.response_log_probs`."""
+        """Old log-probs, see :func:`response_log_probs`."""
         self.actor.eval()
         log_probs_BT = response_log_probs(self.actor, sequences, action_mask, attention_mask)
         self.actor.train()
@@ -277,3 +303,37 @@ class SGPolicyModelActor(OwnPort, BaseModelActor):  # type: ignore[misc]  # upst
             # An engine on the same GPU allocates its cache next.
             torch.cuda.empty_cache()
         return results
+
+
+class SGReferenceModelActor(OwnPort, BaseModelActor):  # type: ignore[misc]
+    """One rank of the reference model."""
+
+    def init_model_from_pretrained(self, strategy: Strategy, pretrain: str) -> None:
+        """Load the model into DeepSpeed."""
+        self._setup_distributed(strategy)
+        args = strategy.args
+        model = PolicyModel(
+            pretrain,
+            **model_options(args),
+            ds_config=strategy.get_ds_eval_config(offload=args.ref.offload),
+            temperature=args.rollout.temperature,
+            use_liger_kernel=args.ds.use_liger_kernel,
+        )
+        strategy.print(model)
+        if args.ref.offload:
+            model._offload = True
+        self.model = strategy.prepare(model)
+        self.model.eval()
+
+    def forward(
+        self, sequences: torch.Tensor, action_mask: torch.Tensor, attention_mask: torch.Tensor
+    ) -> torch.Tensor:
+        """Reference log-probs, see :func:`response_log_probs`."""
+        return response_log_probs(self.model, sequences, action_mask, attention_mask)
+
+
+class SGRewardModelActor(
+    OwnPort,
+    RewardModelActor.__ray_metadata__.modified_class,  # type: ignore[misc]
+):
+    """Upstream's rank of the reward model."""

@@ -18,8 +18,11 @@ import torch
 
 from sg_rlhf.overlay.cluster import free_port as ports
 from sg_rlhf.overlay.fork_server.client import ForkServer
-from sg_rlhf.overlay.learner.actor import SGPolicyModelActor
-from sg_rlhf.overlay.learner.scoring_ranks import SGReferenceModelActor, SGRewardModelActor
+from sg_rlhf.overlay.learner.actor import (
+    SGPolicyModelActor,
+    SGReferenceModelActor,
+    SGRewardModelActor,
+)
 from sg_rlhf.overlay.learner.update import SGActorPPOTrainer
 from sg_rlhf.overlay.rollout.engine import SGRolloutActor
 from sg_rlhf.overlay.settings import worker_settings
