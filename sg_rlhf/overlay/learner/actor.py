@@ -253,7 +253,7 @@ class SGPolicyModelActor(OwnPort, BaseModelActor):  # type: ignore[misc]  # upst
     # -- other calls of the controller ---------------------------------------------------------
 
     def token_values(self, indices: list[int]) -> list[dict[str, list[float]] | None]:
-        """See :meth:`sg_rlhf.overlay.learner.token_record.TokenRecord.lookup`."""
+        """See :meth:`sg_rlhf.overlay.learner.metrics.TokenRecord.lookup`."""
         values: list[dict[str, list[float]] | None] = self.trainer.token_record.lookup(indices)
         return values
 

@@ -1,12 +1,15 @@
-"""Metrics of an update: means over its micro-batches and ranks, and a row per optimizer step.
+"""What an update logs: means, a row per optimizer step, values per token, seconds and memory.
 
-Sums stay on the device until an optimizer step ends. Then all of them are reduced over the ranks
-together and read once, so that no micro-batch waits for the device.
+No micro-batch waits for the device. :class:`UpdateLog` keeps sums there until an optimizer step
+ends, and then reduces all of them over the ranks together and reads them once.
 """
 
 from __future__ import annotations
 
+import resource
+import time
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -16,6 +19,12 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from sg_rlhf.algo.analysis.token_statistics import TokenStatistics
+from sg_rlhf.overlay.checkpoints.strategy import Strategy
+from sg_rlhf.overlay.learner.micro_batches import SAMPLE_INDEX
+
+GIB = 2**30
+#: On the device, or in seconds on the host without CUDA.
+PointInTime = torch.cuda.Event | float
 
 #: Token statistics that have another name than ``sg/...``: mostly upstream's.
 RENAMED = {
@@ -214,3 +223,94 @@ def _values(metrics: MicroBatchMetrics, device: torch.device | int) -> Tensor:
 
 def _ratio(numerator: float, denominator: float) -> float:
     return numerator / denominator if denominator else 0.0
+
+
+@dataclass(frozen=True)
+class _TokenValues:
+    """One sample: its mask [T] on the CPU, and values [T or longer] that may be on the device."""
+
+    mask_T: Tensor
+    values: dict[str, Tensor]
+
+    def lists(self) -> dict[str, list[float]]:
+        """The values of the response tokens; waits for the device."""
+        length = len(self.mask_T)
+        return {
+            name: row[:length].float().cpu()[self.mask_T].tolist()
+            for name, row in self.values.items()
+        }
+
+
+class TokenRecord:
+    """Log-probs and entropies of one rank's samples in the latest update, at their first pass."""
+
+    def __init__(self) -> None:
+        self._values: dict[int, _TokenValues] = {}
+
+    def clear(self) -> None:
+        """Forget the previous update."""
+        self._values = {}
+
+    def keep(self, items: list[Experience], **values: Tensor | None) -> None:
+        """Keep [B, T] values, padded on the right, by their names in ``samples.jsonl``; does not
+        wait.
+        """
+        kept = {name: rows.detach() for name, rows in values.items() if rows is not None}
+        for i, item in enumerate(items):
+            row = _TokenValues(
+                item.action_mask.bool(), {name: rows[i] for name, rows in kept.items()}
+            )
+            self._values.setdefault(int(item.info[SAMPLE_INDEX]), row)
+
+    def lookup(self, indices: Iterable[int]) -> list[dict[str, list[float]] | None]:
+        """For each sample, field -> value per response token; None if another rank trained it."""
+        rows = (self._values.get(index) for index in indices)
+        return [None if row is None else row.lists() for row in rows]
+
+
+def reset_memory_peak() -> None:
+    """Start a new peak of memory, before an update."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.reset_peak_memory_stats()
+
+
+def memory_usage() -> dict[str, float]:
+    """The memory metrics of this rank.
+
+    - ``memory/peak_allocated_gib``: the most that torch had allocated in the policy's process.
+    - ``memory/device_used_gib``: memory of the GPU in use by all processes at the end of the
+      update. The allocator still has its cache then, so this is about the peak.
+    - ``memory/peak_rss_gib``, without CUDA: the process's largest resident size so far.
+    """
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return {"memory/peak_rss_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
+    free, total = torch.cuda.mem_get_info()
+    return {
+        "memory/peak_allocated_gib": torch.cuda.max_memory_allocated() / GIB,
+        "memory/device_used_gib": (total - free) / GIB,
+    }
+
+
+def max_memory_over_ranks(strategy: Strategy) -> dict[str, float]:
+    """The memory metrics, each the largest of all ranks; every rank must call it."""
+    largest: dict[str, float] = strategy.all_reduce(memory_usage(), op="max")
+    return largest
+
+
+def now() -> PointInTime:
+    """The present."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+def seconds(start: PointInTime, end: PointInTime) -> float:
+    """Seconds between two points; on CUDA ``end`` must be past, or the host waits for it."""
+    if isinstance(start, float):
+        assert isinstance(end, float)
+        return end - start
+    assert not isinstance(end, float)
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1000

@@ -37,14 +37,15 @@ from sg_rlhf.algo.weightings.top_entropy import TopEntropy
 from sg_rlhf.overlay.checkpoints.strategy import Strategy
 from sg_rlhf.overlay.learner import (
     gradient_checks,
-    measurements,
+    metrics,
     micro_batches,
     nonfinite,
     rollout_constants,
 )
-from sg_rlhf.overlay.learner.measurements import PointInTime
 from sg_rlhf.overlay.learner.metrics import (
     MicroBatchMetrics,
+    PointInTime,
+    TokenRecord,
     UpdateLog,
     logged_names,
     sample_metrics,
@@ -66,7 +67,6 @@ from sg_rlhf.overlay.learner.replay_buffer import (
     batch_on_device,
     policy_forward,
 )
-from sg_rlhf.overlay.learner.token_record import TokenRecord
 from sg_rlhf.overlay.model.log_prob_head import PolicyModel
 from sg_rlhf.overlay.weight_sync import log_prob_check
 from sg_rlhf.overlay.weight_sync.sync_trainer import SyncTrainer
@@ -170,7 +170,7 @@ class SGActorPPOTrainer(SyncTrainer):
         # Dropout draws the same numbers in a run that was resumed.
         key = SeedKey(self.args.train.seed, "update", self.actor.model.global_steps, 0)
         torch.manual_seed(request_seed(key, torch.distributed.get_rank()))
-        measurements.reset_peak()
+        metrics.reset_memory_peak()
         self._prepare_rollout(kl_ctl)
         try:
             train = self._train_lopti if self.args.sg.update == "lopti" else self._train_epochs
@@ -188,7 +188,7 @@ class SGActorPPOTrainer(SyncTrainer):
             status["actor_grad_norm_std"] = statistics.pstdev(norms)
             # Where both have a mean, the one that upstream logs stays.
             status = logged_names(self._log.statistics.metrics()) | status
-        status |= measurements.max_over_ranks(self.strategy)
+        status |= metrics.max_memory_over_ranks(self.strategy)
         status |= {timing_keys.PREFIX + k: self._seconds[k] for k in timing_keys.OF_THE_RANK}
         status["sg_optimizer_steps"] = self._log.rows
         return status
@@ -270,10 +270,10 @@ class SGActorPPOTrainer(SyncTrainer):
         started = time.perf_counter()
         self.reference.attach(experience, micro_batch.step, micro_batch.index)
         self._seconds["update_reference_log_probs"] += time.perf_counter() - started
-        forward_started = measurements.now()
+        forward_started = metrics.now()
         needs_old = experience.action_log_probs is None
         output = self._loss(experience, micro_batch)
-        loss_done = measurements.now()
+        loss_done = metrics.now()
         failed = self._loss_check.add(micro_batch.samples, output, experience)
         loss = output.loss
         if self.skips is not None:
@@ -286,7 +286,7 @@ class SGActorPPOTrainer(SyncTrainer):
                 entropies=output.entropy_BT,
             )
         self.strategy.backward(loss, self.actor, self.actor_optim)
-        self._passes.append((forward_started, loss_done, measurements.now()))
+        self._passes.append((forward_started, loss_done, metrics.now()))
         self._log.add(self._metrics(experience, micro_batch, output, failed))
         if micro_batch.is_last:
             self._check_step()
@@ -358,8 +358,8 @@ class SGActorPPOTrainer(SyncTrainer):
         step = self.actor.model.global_steps + 1
         totals = self._log.reduce()
         for started, loss_done, done in self._passes:
-            self._seconds["update_forward"] += measurements.seconds(started, loss_done)
-            self._seconds["update_backward"] += measurements.seconds(loss_done, done)
+            self._seconds["update_forward"] += metrics.seconds(started, loss_done)
+            self._seconds["update_backward"] += metrics.seconds(loss_done, done)
         self._passes.clear()
         self._loss_check.finish(totals.failed, step, self.skips)
         if not self._is_checked:

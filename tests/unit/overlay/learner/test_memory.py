@@ -16,7 +16,7 @@ from sg_rlhf.algo.analysis.token_statistics import TokenStatistics
 from sg_rlhf.algo.log_probs import fused_log_probs
 from sg_rlhf.algo.log_probs.from_logits import log_probs_from_logits
 from sg_rlhf.algo.log_probs.fused_log_probs import selected_log_probs
-from sg_rlhf.overlay.learner import measurements
+from sg_rlhf.overlay.learner import metrics as update_metrics
 from sg_rlhf.overlay.learner.metrics import MicroBatchMetrics, UpdateLog
 from sg_rlhf.plan import gpu_memory as gpu
 from tests.unit.peak import Peak
@@ -79,11 +79,11 @@ class Largest:
 
 
 def test_without_cuda_it_is_the_process() -> None:
-    measurements.reset_peak()
+    update_metrics.reset_memory_peak()
     held = torch.ones(2**28)  # 1 GiB
-    ((name, used),) = measurements.max_over_ranks(Largest()).items()
+    ((name, used),) = update_metrics.max_memory_over_ranks(Largest()).items()
     assert name == "memory/peak_rss_gib"
-    assert used >= held.nbytes / measurements.GIB
+    assert used >= held.nbytes / update_metrics.GIB
     assert used == pytest.approx(
         resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, rel=0.1
     )
@@ -101,9 +101,9 @@ def test_with_cuda_it_is_the_allocators_peak_and_the_device(
         "mem_get_info": lambda: (10 * 2**30, 80 * 2**30),
     }.items():
         monkeypatch.setattr(torch.cuda, name, answer)
-    measurements.reset_peak()
+    update_metrics.reset_memory_peak()
     assert forgotten
-    assert measurements.current_usage() == {
+    assert update_metrics.memory_usage() == {
         "memory/peak_allocated_gib": 3.0,
         "memory/device_used_gib": 70.0,
     }
