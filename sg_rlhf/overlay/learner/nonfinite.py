@@ -4,7 +4,10 @@ With ``sg.on_nonfinite=stop`` :func:`check_samples` and :func:`check_finite` rai
 update, and :class:`LossCheck` before the optimizer step. With ``skip`` there are three levels:
 
 - a sample whose reward or log-prob is not finite before the update is masked
-  (:func:`check_samples`);
+  (:func:`check_samples`). It stays in its batch, so that shapes and numbers of micro-batches stay,
+  but its tokens count in no mean of the loss. A reward that is not finite masks its whole group, as
+  the group's mean and standard deviation are taken over all responses to a prompt. A response with
+  a log-prob that is not finite is masked alone: its reward still counts in them;
 - an optimizer step whose loss or gradient is not finite on any rank is skipped on all ranks, by
   DeepSpeed (:class:`RankSkips`);
 - more skipped steps in a row than ``MAX_IN_A_ROW`` stop the run.
@@ -26,7 +29,7 @@ from __future__ import annotations
 import itertools
 from argparse import Namespace
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -36,7 +39,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from sg_rlhf.algo.nonfinite import mean_of_finite, rows_not_finite
 from sg_rlhf.overlay.checkpoints import consensus
-from sg_rlhf.overlay.learner import gradient_checks, micro_batches, sample_mask
+from sg_rlhf.overlay.learner import gradient_checks, micro_batches
 from sg_rlhf.overlay.reporting.errors import NonFiniteError
 from sg_rlhf.run_dir import jsonl_log
 
@@ -89,7 +92,7 @@ def check_samples(
         mean = mean_of_finite(torch.cat([e.rewards.flatten() for e in experiences]))
         for experience in experiences:
             is_masked = torch.tensor([i in masked for i in experience.index])
-            sample_mask.mask_samples(experience, is_masked, mean)
+            _mask_samples(experience, is_masked, mean)
     return rows
 
 
@@ -102,6 +105,36 @@ def _check(experience: Experience, cause: str, name: str, on_nonfinite: str) -> 
     if on_nonfinite == "stop":
         check_finite(cause, values, mask_BT, experience.prompts)
     return list(itertools.compress(experience.index, rows_not_finite(values, mask_BT).tolist()))
+
+
+def _mask_samples(experience: Experience, rows: Tensor, mean_reward: float) -> None:
+    """Mask B samples where ``rows`` [B] is true, and replace what is not finite; in place.
+
+    Upstream multiplies values by the mask, and NaN times 0 is NaN. A reward becomes
+    ``mean_reward``.
+    """
+    if not rows.any():
+        return
+    for field in fields(Experience):
+        value = getattr(experience, field.name)
+        if not torch.is_tensor(value):
+            continue
+        if field.name == "action_mask":
+            value = value.masked_fill(rows[:, None], 0)
+        elif Experience.is_step_tensor_field(field.name) and value.is_floating_point():
+            value = value.masked_fill(rows[:, None], 0.0)
+        elif Experience.is_episode_tensor_field(field.name):
+            value = _finite_or(mean_reward if field.name == "rewards" else 0.0, value)
+        setattr(experience, field.name, value)
+    for key, value in experience.info.items():
+        if torch.is_tensor(value):
+            experience.info[key] = _finite_or(mean_reward if key == "reward" else 0.0, value)
+
+
+def _finite_or(default: float, values: Tensor) -> Tensor:
+    if not values.is_floating_point():
+        return values
+    return torch.where(torch.isfinite(values), values, default)
 
 
 def check_finite(
