@@ -16,11 +16,7 @@ _MAX_LENGTH = 300
 
 
 def last_error(log: str) -> str:
-    """The last line of a core's tracebacks that names an error; empty if there is none.
-
-    Args:
-        log: path of the log; empty is also the answer if it is no file.
-    """
+    """The last line of a core's tracebacks in a log that names an error; "" without one."""
     try:
         with open(log, "rb") as file:
             if not os.path.isfile(log):

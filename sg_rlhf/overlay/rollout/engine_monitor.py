@@ -39,13 +39,10 @@ FILE = Path("logs") / "lost_engine.txt"
 def wait_for_start(
     engines: Sequence[ActorHandle], seconds: float, loading: Sequence[ObjectRef] = ()
 ) -> None:
-    """Return when every engine has answered and the ranks are loaded.
+    """Return when every engine has answered and the ranks are loaded; raises EngineLost.
 
     The engines are pinged until all ranks have left the weight-sync rendezvous, where they wait for
     each engine.
-
-    Raises:
-        EngineLost: an engine did not start, did not answer in time, or died.
     """
     left, pings = list(loading), {e.ping.remote(): i for i, e in enumerate(engines)}
     deadline = time.monotonic() + seconds
@@ -80,14 +77,12 @@ def _start_failure(index: int, engine: ActorHandle, error: Exception) -> str:
 
 
 @contextlib.contextmanager
-def monitor(engines: EnginePool | None, seconds: float, run_dir: Path | None) -> Iterator[None]:
-    """Ping the engines in a thread while the block runs.
+def monitor(engines: EnginePool, seconds: float, run_dir: Path | None) -> Iterator[None]:
+    """Ping the engines in a thread; after ``seconds`` of silence kill one, or end the run.
 
-    Args:
-        seconds: of silence after which an engine is killed, or the run ends; 0 for no monitor.
-        run_dir: for :data:`FILE`; None for no monitor.
+    No monitor for 0 seconds, or without ``run_dir``, where :data:`FILE` is written.
     """
-    if not seconds or run_dir is None or engines is None or not engines.handles:
+    if not seconds or run_dir is None:
         yield
         return
     (run_dir / FILE).unlink(missing_ok=True)
@@ -111,7 +106,7 @@ def failure_message(run_dir: str | Path | None) -> str | None:
 def _monitor(engines: EnginePool, seconds: float, run_dir: Path, stopped: threading.Event) -> None:
     indices = range(len(engines.handles))
     answered = dict.fromkeys(indices, time.monotonic())
-    #: Seconds of silence that each engine has; one that restarts has more.
+    # Seconds of silence; an engine that restarts has more.
     limits = dict.fromkeys(indices, seconds)
     pings: dict[int, ObjectRef] = {}
     while not stopped.wait(min(PING_INTERVAL, seconds / 4)):

@@ -2,9 +2,8 @@
 
 A loss is noticed by a failed request (:mod:`.dispatch`), before a weight sync
 (:meth:`EnginePool.check`) and by the pings of :mod:`.engine_monitor`. Ray restarts the process
-under the same handle, with the model's initial weights. So each start has its own id, and the pool
-sends it the policy's weights before it gets requests. An engine that has never answered would die
-of its first request again: it is not restarted, and the run ends with the last error of its core.
+under the same handle, with the model's initial weights, so the pool sends it the policy's weights
+before it gets requests. An engine that has never answered would die again: the run ends.
 """
 
 from __future__ import annotations
@@ -79,11 +78,7 @@ class EnginePool:
             self._replace(self._lost())
 
     def replace(self, index: int, lost: str) -> None:
-        """Restart a lost engine and send it the policy's weights.
-
-        Raises:
-            EngineLost: it never answered, was lost more often than allowed, or does not restart.
-        """
+        """Restart a lost engine and send it the policy's weights; raises EngineLost."""
         with self.trainer_lock:
             if self.instances[index].name == lost:
                 self._replace([index])
