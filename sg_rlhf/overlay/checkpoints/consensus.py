@@ -1,7 +1,7 @@
 """All ranks agree that a checkpoint is written, and which one they load.
 
-Every public function must be called by every rank. The ranks share the work of hashing and need one
-file system: DeepSpeed loads a checkpoint only where it finds the files of all ranks.
+Every rank must call every public function. The ranks share the hashing and need one file system:
+DeepSpeed loads a checkpoint only where it finds the files of all ranks.
 """
 
 from __future__ import annotations
@@ -23,9 +23,7 @@ T = TypeVar("T")
 def finalize(written: Path, final: Path) -> None:
     """Hash a checkpoint that all ranks have written, write its manifest and rename it.
 
-    Raises:
-        CheckpointError: a rank does not see the folder.
-        OSError: the disk is full, or refuses.
+    Raises CheckpointError if a rank does not see the folder, and OSError.
     """
     token = all_gather_objects(_write_token(written))[0]
     # A network file system may list a folder from a cache, but asks its server for a new name. So
@@ -80,13 +78,9 @@ def all_gather_objects(mine: T, group: ProcessGroup | None = None) -> list[T]:
 
 
 def select_intact(folder: Path) -> str | None:
-    """Choose the newest intact checkpoint and name it in the file ``latest``.
+    """Name the newest intact checkpoint in ``latest``; its tag, None if there are no checkpoints.
 
-    Returns:
-        Its tag, the same on every rank; None if there are no checkpoints.
-
-    Raises:
-        CheckpointError: there are checkpoints, and none is intact; with the error of each.
+    Raises CheckpointError if there are checkpoints and none is intact, with the error of each.
     """
     errors: list[str] = []
     tags: list[str] = all_gather_objects(paths.resume_candidates(folder))[0]
@@ -115,10 +109,7 @@ def all_names(checkpoint: Path) -> list[list[str]]:
 
 
 def _error_in(checkpoint: Path) -> str | None:
-    """The first error in a checkpoint, the same on every rank; None if it is intact.
-
-    Each rank reads its share of the files.
-    """
+    """The first error in a checkpoint, None if intact; each rank reads its share of the files."""
     error: str | None = None
     expected: dict[str, manifest.Entry] | None = None
     try:

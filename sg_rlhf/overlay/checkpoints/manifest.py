@@ -39,8 +39,7 @@ def names(folder: Path) -> list[str]:
 def assign_files(names: Iterable[str], ranks: int) -> list[list[str]]:
     """Distribute the files of a checkpoint over the ranks that hash them.
 
-    A rank gets the files that it wrote, by the rank in their names, since they are still in its
-    machine's page cache (``zero_pp_rank_3_mp_rank_00_optim_states.pt``). Others go round-robin.
+    A rank gets those that it wrote, by the rank in their names: they are in its page cache.
     """
     assigned: list[list[str]] = [[] for _ in range(ranks)]
     for index, name in enumerate(sorted(names)):
@@ -78,11 +77,7 @@ def write(folder: Path, entries: dict[str, Entry]) -> None:
 
 
 def read(folder: Path) -> dict[str, Entry] | None:
-    """A folder's manifest; None if it has none.
-
-    Raises:
-        InvalidManifest: the file exists and is no manifest.
-    """
+    """A folder's manifest, None if it has none; raises InvalidManifest."""
     try:
         content = json.loads((folder / NAME).read_bytes())
         return {
@@ -99,10 +94,7 @@ def read(folder: Path) -> dict[str, Entry] | None:
 
 
 def first_mismatch(folder: Path, expected: dict[str, Entry], names: Collection[str]) -> str | None:
-    """The first difference between files and their manifest, as a phrase; None if there is none.
-
-    All sizes are compared before any file is read.
-    """
+    """The first difference from the manifest, as a phrase, or None; compares all sizes first."""
     for name in names:
         try:
             size = (folder / name).stat().st_size

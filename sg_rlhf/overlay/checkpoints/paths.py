@@ -52,10 +52,9 @@ def write_latest(folder: Path, tag: str) -> None:
 
 
 def resume_candidates(folder: Path) -> list[str]:
-    """Tags to resume from, the best first: the last save, then from newest to oldest.
+    """Tags to resume from: the last save, even without a folder, then from newest to oldest.
 
-    Of one rollout step, the best checkpoint was saved after the regular one. The tag in ``latest``
-    is included even if its folder is missing, so that this is reported.
+    Of one rollout step, the best checkpoint was saved after the regular one.
     """
     if not folder.is_dir():
         return []
@@ -67,10 +66,9 @@ def resume_candidates(folder: Path) -> list[str]:
 
 
 def publish(written: Path, final: Path) -> None:
-    """Rename a complete folder to its final name, and delete an earlier folder of that name.
+    """Rename a complete folder to its final name; delete an earlier one. Raises OSError.
 
-    Raises:
-        OSError: the disk refuses; one of the two is complete, see :func:`remove_incomplete`.
+    After an error one of the two is complete, see :func:`remove_incomplete`.
     """
     sync_folder(written)
     backup = _backup_path(final)
@@ -112,10 +110,9 @@ def temp_model_path(final: Path) -> Path:
 
 
 def tidy_model(final: Path) -> None:
-    """Correct files that the libraries write into a Hugging Face folder.
+    """Correct the access rights, the order of sets and the README that libraries write.
 
-    safetensors makes files readable by their owner only; the order of sets that peft writes changes
-    from run to run; peft's README is an empty template with a path of this machine.
+    peft's README is an empty template with a path of this machine.
     """
     written = temp_model_path(final)
     probe = written / ".mode"
@@ -136,9 +133,7 @@ def tidy_model(final: Path) -> None:
 
 
 def sync_model(final: Path) -> None:
-    """Sync the files of a Hugging Face folder to disk; some file systems report a full disk only
-    now.
-    """
+    """Sync a folder to disk: some file systems report a full disk only now."""
     for path in temp_model_path(final).rglob("*"):
         if path.is_file():
             with path.open("rb") as file:
@@ -146,14 +141,11 @@ def sync_model(final: Path) -> None:
 
 
 def publish_model(final: Path) -> None:
-    """Move a complete Hugging Face folder to its final path.
+    """Move a complete Hugging Face folder to its final path; raises OSError.
 
-    Other files in an existing folder stay: it may be a user's folder, or contain the checkpoints.
-    There files are replaced one by one. ``config.json``, without which nothing reads the folder as
-    a model, is deleted first and written last.
-
-    Raises:
-        OSError: the disk refuses; the folder is complete, or has no ``config.json``.
+    Other files in an existing folder stay: it may be a user's, or have the checkpoints. There
+    ``config.json``, without which nothing reads the folder as a model, is deleted first and written
+    last.
     """
     written = temp_model_path(final)
     if written.parent != final:

@@ -1,12 +1,11 @@
 """Loads a checkpoint on another number of ranks than wrote it.
 
 Each ZeRO rank holds a shard of every flat buffer: master weights, Adam's moments, and with ZeRO-3
-also the frozen weights. DeepSpeed loads a shard on the rank that wrote it and refuses another
-number of ranks. Its universal checkpoint doubles the size on disk, gives all parameter groups the
-first one's settings (its weight decay) and loses frozen weights.
+also the frozen weights. DeepSpeed refuses another number of ranks. Its universal checkpoint doubles
+the size on disk, gives all parameter groups the first one's settings and loses frozen weights.
 
 Here DeepSpeed loads as usual, but each file that it reads is assembled in memory from the shards
-that were written. Values are copied and none is computed, so every value is bit-equal.
+that were written. No value is computed, so every value is bit-equal.
 """
 
 from __future__ import annotations
@@ -43,15 +42,9 @@ _MASTER = "master"
 
 @contextlib.contextmanager
 def load_resharded(model: DeepSpeedEngine, checkpoint: Path) -> Iterator[str]:
-    """Within this context the engine loads a checkpoint of any number of ranks.
+    """Within this context the engine loads a checkpoint of any number of ranks; on every rank.
 
-    Every rank must enter it.
-
-    Yields:
-        The change of ranks, in words; "" for the same number of ranks.
-
-    Raises:
-        CheckpointError: these ranks cannot load it; with what to do.
+    Yields the change of ranks, in words; "" for the same number. Raises CheckpointError.
     """
     views = consensus.all_names(checkpoint)
     written = written_by(itertools.chain.from_iterable(views))
@@ -260,10 +253,7 @@ def _is_moment(name: str, value: object) -> bool:
 
 
 def _shared(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a buffer's state that is the same on every rank: its step count.
-
-    A copy: buffers that were cut from one would else count in the same tensor.
-    """
+    """The step count: a copy, since buffers cut from one would count in the same tensor."""
     return {
         name: copy.deepcopy(value)
         for name, value in state.items()

@@ -26,11 +26,9 @@ class ShardRange(NamedTuple):
 
 
 class SavedLayout(NamedTuple):
-    """The ranks that wrote a checkpoint, and their files.
+    """The files of a checkpoint: rank -> optimizer file, rank -> model file.
 
-    Attributes:
-        parts: rank -> its optimizer file.
-        models: rank -> its model file; empty for ZeRO-1 and 2, where one rank writes the model.
+    ``models`` is empty for ZeRO-1 and 2, where one rank writes the model.
     """
 
     ranks: int
@@ -55,11 +53,7 @@ def written_by(names: Iterable[str]) -> SavedLayout | None:
 
 
 def zero3_shards(groups: Sequence[Mapping[str, int]], rank: int, ranks: int) -> list[ShardRange]:
-    """A rank's shards under ZeRO-3: one padded part of each parameter.
-
-    Args:
-        groups: per buffer: parameter -> number of elements, in the buffer's order.
-    """
+    """A rank's shards under ZeRO-3: one padded part of each parameter, in the buffer's order."""
     shards = []
     for buffer, group in enumerate(groups):
         offset = 0

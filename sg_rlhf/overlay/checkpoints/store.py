@@ -3,11 +3,8 @@
 A save writes ``ckpt.path/_actor/{tag}`` to resume from and, with ``ckpt.save_hf``, a plain Hugging
 Face folder ``ckpt.path/{tag}_hf`` to evaluate. Tags are ``global_step20`` and, for the best
 evaluation, ``best_global_step20``. Each folder is written under a temporary name, synced to disk
-and renamed (:mod:`.paths`). The first kind has a manifest that a resumed run verifies
-(:mod:`.consensus`).
-
-Upstream writes under the final name. It prunes only the first kind, so that the second fills the
-disk. It deletes before it saves, which can leave nothing to resume from.
+and renamed (:mod:`.paths`). Upstream writes under the final name, deletes before it saves, and does
+not prune the second kind.
 """
 
 from __future__ import annotations
@@ -55,10 +52,7 @@ class CheckpointInfo:
 def to_prune(
     saved: Iterable[CheckpointInfo], keep: int, max_bytes: float, needed: Collection[str]
 ) -> list[str]:
-    """The checkpoints to delete: of the best all but the latest, of the others in upstream's order.
-
-    First those without a metric, then the worst, then the oldest.
-    """
+    """Checkpoints to delete; the latest best one stays. First without a metric, worst, oldest."""
     saved = list(saved)
     best = sorted((s for s in saved if s.is_best), key=lambda s: s.step)
     regular = [s for s in saved if not s.is_best]
@@ -76,11 +70,7 @@ def to_prune(
 def hf_folders_to_prune(
     tags: Iterable[str], keep: int, resumable: Collection[str] | None
 ) -> list[str]:
-    """The ``_hf`` folders to delete: one stays as long as the checkpoint of its tag.
-
-    ``resumable`` has the tags that are kept; None without checkpoints, then the newest folders
-    stay.
-    """
+    """The ``_hf`` folders to delete: those whose tag is not ``resumable``, or (None) the oldest."""
     infos = [CheckpointInfo(tag) for tag in tags]
     best = sorted((s for s in infos if s.is_best), key=lambda s: s.step)
     regular = [s for s in infos if not s.is_best]
@@ -104,15 +94,9 @@ def save(
     """Save a checkpoint: a kill never leaves half of one, nor none.
 
     Prunes first, as upstream does, so that at most ``max_num`` checkpoints are on the disk. The one
-    named in ``latest`` is deleted only after the new one is complete.
+    named in ``latest`` is deleted only after the new one is complete. ``max_mem``: GiB of all.
 
-    Args:
-        tag: None for ``global_step{N}``.
-        max_mem: limit of all checkpoints together, in GiB.
-
-    Raises:
-        CheckpointError: the ranks do not share the folder.
-        OSError: the disk is full, or refuses; earlier checkpoints are unchanged.
+    Raises CheckpointError if the ranks do not share the folder, and OSError.
     """
     from openrlhf.utils.distributed_util import torch_dist_barrier_and_cuda_sync
 
@@ -187,14 +171,10 @@ def load_newest_intact(
     tag: str | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Load the newest intact checkpoint, or ``tag``; all ranks load the same one.
+    """Load the newest intact checkpoint, or ``tag``, on all ranks; raises CheckpointError.
 
-    It may have been written by another number of ranks (:mod:`.reshard`). ZeRO-3's offloading
-    (``ds.enable_sleep``) saves its host buffers with the optimizer's state, and torch would load
-    them to the GPU: without them DeepSpeed allocates new ones in host memory.
-
-    Raises:
-        CheckpointError: no checkpoint is intact, or DeepSpeed does not load it.
+    ZeRO-3's offloading (``ds.enable_sleep``) saves its host buffers with the optimizer's state, and
+    torch would load them to the GPU: without them DeepSpeed allocates new ones in host memory.
     """
     # A universal checkpoint is one that the user converted, under another name.
     chosen = None
@@ -216,11 +196,7 @@ def load_newest_intact(
 
 
 def save_model(write: Callable[[str], None], final: Path, is_rank_0: bool) -> None:
-    """Save a model's folder, which gets its name once it is complete; every rank must call it.
-
-    Raises:
-        OSError: the disk is full, or refuses; an earlier model is unchanged.
-    """
+    """Save a model's folder, which gets its name once complete; on every rank. Raises OSError."""
     try:
         with disk_full_context(final):
             if is_rank_0:

@@ -19,11 +19,7 @@ from sg_rlhf.overlay.model import adam, leaf_layers
 
 
 class Strategy(DeepspeedStrategy):  # type: ignore[misc]  # upstream has no types
-    """Sets up the ranks of a model and its DeepSpeed engine; saves and loads it.
-
-    Upstream's methods write under the final name, delete what a resumed run would start from, and
-    load half-written checkpoints.
-    """
+    """Sets up the ranks of a model and its DeepSpeed engine; saves and loads by :mod:`.store`."""
 
     def __init__(self, args: Namespace) -> None:
         super().__init__(

@@ -1,8 +1,7 @@
 """Chooses the ports of the process groups of the ranks and of the weight sync.
 
-Upstream asks the kernel for a free port and closes it. Rank 0 listens on it seconds later. Until
-then the kernel may give the same port to vLLM, Ray or another program, and the run ends with
-"address already in use". The kernel gives ports from one range, so this module takes a port below.
+Upstream asks the kernel for a free port, and rank 0 listens on it seconds later. Until then the
+kernel may give it to another program. It gives ports from one range: here one below is taken.
 """
 
 from __future__ import annotations

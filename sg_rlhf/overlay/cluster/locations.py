@@ -36,11 +36,7 @@ def this_process() -> ProcessLocation:
 
 
 def query_locations(actors: Mapping[str, Iterable[Any]]) -> dict[str, list[ProcessLocation]]:
-    """Role -> location of each of its actors, by rank; roles without actors are left out.
-
-    Raises:
-        RayError: one of the actors is dead.
-    """
+    """Role -> location of each of its actors, by rank; raises RayError if an actor is dead."""
     pending = {
         role: [actor.__ray_call__.remote(_of_actor) for actor in handles]
         for role, handles in actors.items()

@@ -1,8 +1,7 @@
 """Checks that all nodes of a run have the driver's packages and see its run directory.
 
-The check runs before any model is loaded. With another version of a package, a worker fails minutes
-later or computes something else. Files that a node writes into a local folder are missing in the
-checkpoint.
+With another version of a package a worker fails minutes later, or computes something else. Files
+that a node writes into a local folder are missing in the checkpoint.
 """
 
 from __future__ import annotations
@@ -77,11 +76,7 @@ def _report(packages: Sequence[str], marker: str | None) -> NodeReport:
 
 
 def check_nodes(nodes: Sequence[str], run_dir: Path | None) -> None:
-    """Refuse nodes with other packages, or that do not see the run directory (None: not checked).
-
-    Raises:
-        ClusterError: one line with the nodes and the differences.
-    """
+    """Raise ClusterError for nodes with other packages or without the run directory."""
     addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
     local = versions(dependency_closure())
     marker = run_dir / f".seen_{uuid.uuid4().hex}" if run_dir else None

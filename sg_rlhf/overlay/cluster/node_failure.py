@@ -1,7 +1,6 @@
 """Finds the node or the process whose loss ended a run.
 
-A caller sees at once that the connection to an actor is lost, and so do the other ranks. The
-cluster itself knows some seconds later whether a whole node is gone.
+A caller sees at once that an actor is lost; the cluster knows seconds later if a node is gone.
 """
 
 from __future__ import annotations
@@ -30,11 +29,7 @@ _DISCONNECT_MARKERS = (
 
 
 def diagnose(error: BaseException, run_dir: Path | None, seconds: float = NOTICE_SECONDS) -> str:
-    """One line that names the lost node or process; "" if the error has another cause.
-
-    Args:
-        error: the error that ended the run. The cluster must still be connected.
-    """
+    """One line that names the lost node or process, "" for another cause; Ray must be connected."""
     errors = list(cause_chain(error))
     actor = next(
         (e for e in errors if isinstance(e, ray.exceptions.RayActorError) and e.actor_id), None

@@ -102,11 +102,7 @@ def reserve(
     hint: str = "",
     every: float = MESSAGE_SECONDS,
 ) -> Placement:
-    """Create all placement groups of a run, and wait until the cluster has the resources.
-
-    Raises:
-        NotEnoughMachines: resources are still missing; the message says which.
-    """
+    """Create all placement groups of a run and wait for them; raises NotEnoughMachines."""
     requested = [bundles(index, wanted) for index in range(len(wanted))]
     created = [create(group, strategy="PACK") for group in requested]
     started = time.monotonic()
@@ -164,10 +160,7 @@ def missing_resources(requested: Sequence[Mapping[str, float]], available: Seque
 def _unplaced(
     requested: Sequence[Mapping[str, float]], resources: Sequence[Mapping[str, float]]
 ) -> list[Mapping[str, float]]:
-    """The bundles that fit on no node.
-
-    Bundles with a GPU come first. Each takes the node with the fewest GPUs that fits.
-    """
+    """The bundles that fit on no node; each takes the node with the fewest GPUs that fits."""
     remaining = [dict(node) for node in resources]
     unplaced = []
     for bundle in sorted(requested, key=lambda b: -b.get("GPU", 0.0)):

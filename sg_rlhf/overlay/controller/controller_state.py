@@ -17,13 +17,8 @@ TOKENS = "sg_tokens"
 class ControllerState:
     """State that a resumed run needs in addition to its place in the data.
 
-    Args:
-        metric_key: ``ckpt.best_metric_key``; "none" for no best checkpoint, "" for the first
-            metric ``..._pass1`` of the evaluations.
-
-    Attributes:
-        metric_key: name of the metric; "" while it is not known.
-        latest_metric: of the latest evaluation; None before.
+    ``metric_key`` is ``ckpt.best_metric_key``: "none" for no best checkpoint, "" for the first
+    metric ``..._pass1`` of the evaluations.
     """
 
     def __init__(

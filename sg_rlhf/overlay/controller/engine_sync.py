@@ -1,8 +1,4 @@
-"""The controller's part of a weight sync: deadlines, restarted engines, and the log-prob check.
-
-The weights themselves go from the policy's ranks to the engines
-(:mod:`sg_rlhf.overlay.weight_sync`).
-"""
+"""The controller's part of a weight sync: deadlines, restarted engines, and the log-prob check."""
 
 from __future__ import annotations
 
@@ -36,12 +32,7 @@ class EngineSync:
         self.pool = EnginePool(handles, args.sg.engine_restarts, self._rejoin)
 
     def send(self) -> None:
-        """Send the weights. As upstream, leave the engines' KV cache asleep.
-
-        Raises:
-            EngineLost: an engine died and may not be replaced.
-            SyncError: engines or ranks did not finish in time.
-        """
+        """Send the weights; the engines' KV cache stays asleep. Raises EngineLost, SyncError."""
         self.pool.check()
         if self._args.vllm.enable_sleep:
             woken = [engine.wake_up.remote(tags=["weights"]) for engine in self.pool.handles]
@@ -49,10 +40,9 @@ class EngineSync:
         self._broadcast()
 
     def sequences_to_check(self) -> int:
-        """How many sequences the latest sync is checked with.
+        """How many sequences the latest sync is checked with: most after the first rollout.
 
-        The sync after the first rollout is checked with most. A few check the others where the
-        samples do not show other weights.
+        A few check the others, where the samples do not show other weights.
         """
         if self.version == 1:
             return log_prob_check.CHECKED_SEQUENCES

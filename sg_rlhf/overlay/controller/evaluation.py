@@ -1,8 +1,7 @@
-"""In-training evaluation that reports accuracy.
+"""In-training evaluation that reports accuracy, from ``correct`` in the reward's ``extra_logs``.
 
-Upstream's ``eval_*_pass1`` is the mean reward and ``pass{n}`` the largest reward, which for
-Knights & Knaves lie between -3 and 3. Here both are shares of correct answers, from the ``correct``
-that the reward function reports in ``extra_logs``, and the mean reward has its own name.
+Upstream's ``eval_*_pass1`` is the mean reward and ``pass{n}`` the largest reward. Here both are
+shares of correct answers, and the mean reward has its own name.
 """
 
 from __future__ import annotations
@@ -30,19 +29,16 @@ SUMMARIES = (
 def compute_eval_metrics(
     eval_dataloader: StatefulDataLoader, samples_list: list[Experience], n_samples_per_prompt: int
 ) -> dict[str, float]:
-    """Accuracy, pass@n, mean reward and length by data source, and over all prompts.
+    """Metrics of each data source, ``eval_{source}_NAME``, and of all prompts, ``eval_NAME``:
 
-    Returns:
-        Metrics of each source, ``eval_{source}_NAME``, and of all prompts, ``eval_NAME``:
+    - ``accuracy``, also as ``pass1``: mean over prompts of the share of correct responses;
+    - ``accuracy_ci95``: half width of its normal 95 % interval over prompts;
+    - ``pass{n}``: share of prompts with a correct response among n;
+    - ``reward_mean``, ``response_length_mean``, ``truncated_rate``, ``format_ok``: means over
+      responses;
+    - ``num_prompts``.
 
-        - ``accuracy``, also as ``pass1``: mean over prompts of the share of correct responses;
-        - ``accuracy_ci95``: half width of its normal 95 % interval over prompts;
-        - ``pass{n}``: share of prompts with a correct response among n;
-        - ``reward_mean``, ``response_length_mean``, ``truncated_rate``, ``format_ok``: means over
-          responses;
-        - ``num_prompts``.
-
-        No accuracy if the reward function reports no ``correct``; {} without samples.
+    No accuracy without ``correct``; {} without samples.
     """
     if not samples_list:
         return {}
@@ -78,12 +74,10 @@ def sampling_of(eval_set: EvalSet, rollouts: Sampling) -> Sampling:
 
 
 def combine(by_set: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """The metrics of several sets, by their names, as one row.
+    """The metrics of several sets as one row: ``eval_X`` of a set becomes ``eval_{set}_X``.
 
-    Every ``eval_X`` of a set becomes ``eval_{set}_X``, and the accuracies of a set with several
-    sources (puzzle sizes) ``eval_{set}_{source}_accuracy``. ``eval_accuracy`` is the plain mean
-    over the sets, as the paper averages its columns, with the half width of independent sets;
-    ``eval_reward_mean`` likewise.
+    ``eval_accuracy`` is the plain mean over the sets, as the paper averages its columns, with the
+    half width of independent sets; ``eval_reward_mean`` likewise.
     """
     logs: dict[str, float] = {}
     for name, metrics in by_set.items():

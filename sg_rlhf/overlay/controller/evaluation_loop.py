@@ -26,12 +26,7 @@ from sg_rlhf.run_dir import jsonl_log
 def read_prompts(
     strategy: Strategy, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[list[tuple[EvalSet, StatefulDataLoader]], StatefulDataLoader | None]:
-    """The held-out prompts of a run.
-
-    Returns:
-        (settings, loader) of each of ``sg.eval_sets``; and the loader of ``eval.dataset``, which is
-        evaluated if there are no sets, None for none.
-    """
+    """(settings, loader) of each of ``sg.eval_sets``; the loader of ``eval.dataset`` or None."""
     args = strategy.args
 
     def loader(dataset: str, limit: int | None) -> StatefulDataLoader:
@@ -75,9 +70,7 @@ class EvaluationLoop:
         return bool(self.loaders) and every > 0 and global_step % every == 0
 
     def was_interrupted(self, run_dir: Path, resumed_at: int) -> bool:
-        """Whether a kill between a checkpoint and the evaluation of its step has lost the
-        evaluation.
-        """
+        """Whether a kill after a checkpoint has lost the evaluation of its step."""
         rows = jsonl_log.read(run_dir / jsonl_log.EVALUATIONS)
         if any(row["global_step"] == resumed_at for row in rows):
             self._latest_step = resumed_at
@@ -85,9 +78,7 @@ class EvaluationLoop:
         return bool(resumed_at) and self.is_due(resumed_at)
 
     def run(self, global_step: int) -> dict[str, float]:
-        """Evaluate and log; the metrics by name (:mod:`.evaluation`), {} where nothing is
-        evaluated.
-        """
+        """Evaluate and log; the metrics by name (:mod:`.evaluation`), {} without prompts."""
         if not self.loaders or self._latest_step == global_step:
             return {}
         with (

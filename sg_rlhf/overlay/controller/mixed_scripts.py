@@ -21,11 +21,7 @@ IGNORED = {"", "LATIN", "GREEK", "MODIFIER"}
 
 
 def mixed_script_frac(texts: Iterable[str]) -> float:
-    """Share, 0 to 1, of the texts whose letters are of more than one script, Latin not counted.
-
-    Scripts that one language writes together (Japanese, Korean, Chinese with Bopomofo) count as
-    one. Greek letters do not count: formulas have them.
-    """
+    """Share, 0 to 1, of the texts with letters of several scripts, Latin and Greek not counted."""
     mixed = [_is_mixed(text) for text in texts]
     return sum(mixed) / len(mixed) if mixed else 0.0
 

@@ -23,9 +23,7 @@ from sg_rlhf.tasks import chat
 
 
 class PromptRows(list[tuple[str, Any]]):
-    """Location and fields of each checked prompt; ``error`` says why they cannot be used, or is
-    None.
-    """
+    """Location and fields of each checked prompt; ``error`` if they cannot be used."""
 
     error: str | None = None
 
@@ -120,8 +118,7 @@ def _schema(data: Namespace) -> PromptSchema:
 class PromptDataset(Upstream):  # type: ignore[misc]  # upstream has no types
     """Upstream's data set with checks of its prompts, and with the BOS that the model expects.
 
-    Upstream encodes prompts without special tokens, so a model that expects a BOS would get a plain
-    prompt without one. A prompt made by another model's template would be read as plain text.
+    Upstream encodes prompts without special tokens, and another model's template as plain text.
     """
 
     prompts: list[str]

@@ -32,10 +32,7 @@ def rollout_stats(experiences: list[Experience], n_samples_per_prompt: int) -> d
 
 
 def frac_reward_zero_std(experiences: list[Experience], n_samples_per_prompt: int) -> float:
-    """Share of the prompts whose responses all have the same reward.
-
-    The experience maker gives these a ``group_reward_std`` of exactly 0.
-    """
+    """Share of the prompts whose responses have a ``group_reward_std`` of exactly 0."""
     stds = {
         index // n_samples_per_prompt: std
         for e in experiences

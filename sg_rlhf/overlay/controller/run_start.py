@@ -90,11 +90,7 @@ def rate_remarks(args: Namespace, rates: tuple[float, float, float], steps: int)
 
 
 def check_resumable(args: Namespace, states: dict[str, Any]) -> None:
-    """Refuse settings under which a checkpoint would not be continued exactly.
-
-    Raises:
-        RunStopped: one line with the key.
-    """
+    """Raise RunStopped for settings under which a checkpoint would not be continued exactly."""
     if states["global_step"] and args.train.enable_ema:
         raise RunStopped(
             "train.enable_ema=true: upstream's checkpoints do not contain the moving average, "

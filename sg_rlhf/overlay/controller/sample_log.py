@@ -80,10 +80,7 @@ class SampleLog:
         return int(max(tokenizer.get_vocab().values()))
 
     def frac_tokens_without_text(self, experiences: list[Experience]) -> float:
-        """Share of the sampled ids behind the tokenizer's last one, which decode to nothing.
-
-        A model whose embedding is padded can sample such an id.
-        """
+        """Share of ids behind the tokenizer's last one, which a padded embedding can sample."""
         ids = [e.sequences[:, 1:][e.action_mask.bool()] for e in experiences]
         tokens = sum(map(len, ids))
         return sum(int((i > self._last_id).sum()) for i in ids) / tokens if tokens else 0.0

@@ -8,10 +8,7 @@ COLUMNS = ("global_step", "prompt", "response", "reward", "advantage")
 
 
 def table_rows(global_step: int, samples: list[dict[str, Any]]) -> list[list[Any]]:
-    """A row of ``COLUMNS`` for each row of ``samples.jsonl``.
-
-    ``response`` is the whole dialogue where an environment wrote in it.
-    """
+    """Rows of ``COLUMNS``; ``response`` is the whole dialogue if there is one."""
     return [
         [global_step, row["prompt"], row.get("dialogue") or row["response"], row["reward"],
          row["advantage"]]

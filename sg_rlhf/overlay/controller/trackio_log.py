@@ -1,7 +1,6 @@
 """A run's metrics and samples in trackio (https://github.com/gradio-app/trackio).
 
-It keeps them on this machine, and `trackio show` draws them. Install it yourself: no requirements
-file of this project has it.
+It keeps them on this machine. Install it yourself: no requirements file of this project has it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""The training loop of a run: generate, score, update, sync weights, log, save, evaluate.
+"""The training loop: :meth:`Controller.fit`; :meth:`Controller.train_step` is one rollout step.
 
-:meth:`Controller.fit` is the loop and :meth:`Controller.train_step` one rollout step. The package's
-docstring lists the steps with the module of each.
+The package's docstring lists the steps with the module of each.
 """
 
 from __future__ import annotations
@@ -121,11 +120,7 @@ class Controller:
         activity.set_status(rollout, section)
 
     def prepare(self) -> int:
-        """Check the prompts; the number of optimizer steps that they give.
-
-        Raises:
-            UnusablePrompts: the data set does not fill one rollout, or suits another model.
-        """
+        """Check the prompts; the number of optimizer steps. Raises UnusablePrompts."""
         for loader in (self._prompts, *self._evaluation.loaders):
             loader.dataset.check()
         rollout_plan.check_prompts(self._plan, self.args)
@@ -197,12 +192,7 @@ class Controller:
         return run_start.rate_remarks(self.args, rates, self._plan.optimizer_steps)
 
     def _train(self, first_episode: int, consumed_prompts: int) -> None:
-        """Run rollout steps until the last epoch is over.
-
-        Raises:
-            RunStopped: no rollout was trained.
-            Terminated: the run was asked to stop.
-        """
+        """Run rollout steps until the last epoch is over; raises RunStopped, Terminated."""
         for episode in range(first_episode, self.args.train.num_episodes):
             is_over = False
             while not is_over:
@@ -236,9 +226,8 @@ class Controller:
     def train_step(self, samples: list[Experience]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Score a rollout, update the policy on it and sync the weights.
 
-        Returns:
-            Metrics of the step, with ``generated_samples`` (text and reward of one sample) for
-            TensorBoard and W&B; and a row per optimizer step.
+        Returns metrics, with ``generated_samples`` (text and reward of one sample) for TensorBoard
+        and W&B; and a row per optimizer step.
         """
         self._tokens_in_rollout = sum(int(s.action_mask.sum()) for s in samples)
         self._submit_next_rollouts(samples)
@@ -308,11 +297,7 @@ class Controller:
         ray.get(self._policy.async_run_method_batch(method_name="append", experience=experiences))
 
     def _update_policy(self, rollout: ScoredRollout) -> dict[str, Any]:
-        """Update the policy on the samples that its ranks have (:mod:`.learner.actor`).
-
-        Raises:
-            NonFiniteError: too many steps in a row were skipped.
-        """
+        """Update on the samples that the ranks have; NonFiniteError for too many skipped steps."""
         sleeps = self.args.ds.enable_sleep
         with self._clock.section("ppo_train"):
             if sleeps:
@@ -367,11 +352,7 @@ class Controller:
         optimizer_steps: list[dict[str, Any]],
         client_states: dict[str, Any],
     ) -> None:
-        """Log a rollout step, and save a checkpoint if one is due or the run is to stop.
-
-        Raises:
-            Terminated: the run was asked to stop.
-        """
+        """Log a rollout step, save a checkpoint if due; raises Terminated if the run is to stop."""
         metrics = metrics | self._clock.pop_row()  # the next row's time starts here
         seconds = metrics[timing_keys.PREFIX + timing_keys.TOTAL]
         metrics["perf/tokens_per_second"] = self._tokens_in_rollout / max(seconds, 1e-9)

@@ -29,11 +29,7 @@ LIMITS = {
 
 
 class WandbLogger(upstream.WandbLogger):  # type: ignore[misc]  # upstream has no types
-    """Upstream's logger, with a table of samples for each rollout.
-
-    Upstream logs the samples of all earlier rollouts again, so files, upload and time of a run of N
-    rollouts grow with N squared.
-    """
+    """Upstream's logger, with a table of samples per rollout; upstream logs earlier ones again."""
 
     def __init__(self, args: Namespace) -> None:
         """Start the run, offline if W&B's server does not answer or refuses the key."""
@@ -91,11 +87,7 @@ def default_to_offline(run_dir: Path, always: bool = False) -> None:
 
 
 def resume_run(run_dir: Path) -> None:
-    """Make wandb resume the run of this directory; its id is kept in the directory.
-
-    An exported ``WANDB_RUN_ID`` has precedence. Offline, each start writes a folder with the same
-    id, and ``wandb sync`` joins them.
-    """
+    """Make wandb resume the run whose id the directory keeps; ``WANDB_RUN_ID`` has precedence."""
     if os.environ.get("WANDB_RUN_ID"):
         return
     file = run_dir / FILE

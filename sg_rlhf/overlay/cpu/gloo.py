@@ -7,12 +7,7 @@ from vllm.distributed.utils import stateless_init_torch_distributed_process_grou
 
 
 class GlooGroup:
-    """A gloo group with the calls that the weight sync makes on its NCCL communicator.
-
-    Args:
-        host: address of rank 0.
-        port: port of rank 0.
-    """
+    """A gloo group with the calls that the weight sync makes on its NCCL communicator."""
 
     def __init__(self, host: str, port: int, rank: int, world_size: int) -> None:
         self._group: torch.distributed.ProcessGroup = (

@@ -1,7 +1,6 @@
-"""The CPU platform: all replacements that upstream needs on a machine without CUDA.
+"""The CPU platform: replacements of ``torch.cuda`` and others on a machine without CUDA.
 
-Upstream calls ``torch.cuda`` directly. Without CUDA, :mod:`sg_rlhf.overlay.patches.table` replaces
-these calls by the functions below. With CUDA none of them is used.
+:mod:`sg_rlhf.overlay.patches.table` installs them. With CUDA none of them is used.
 """
 
 from __future__ import annotations
@@ -34,10 +33,9 @@ REQUIRED_SETTINGS = {
 
 
 class CpuDevice(str):
-    """The result of ``torch.cuda.current_device()`` without CUDA: the device "cpu".
+    """``torch.cuda.current_device()`` without CUDA: the device "cpu", in an f-string "0".
 
-    In an f-string it is "0". Upstream's replay buffer makes ``f"cuda:{device}"``, which must be a
-    valid name although the device is not used.
+    Upstream's replay buffer makes ``f"cuda:{device}"``, which must be a valid name.
     """
 
     def __format__(self, spec: str) -> str:
@@ -122,18 +120,16 @@ def mesh_on_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def skip_shm_build() -> None:
-    """``deepspeed.comm.torch.build_shm_op``: does not compile the operator, which takes 20 seconds.
+    """``deepspeed.comm.torch.build_shm_op``: does not compile, which takes 20 seconds.
 
-    Only ``inference_all_reduce`` uses it, for tensor-parallel layers, and these need CUDA
-    (:data:`REQUIRED_SETTINGS`).
+    Only ``inference_all_reduce`` uses it, which needs CUDA (:data:`REQUIRED_SETTINGS`).
     """
 
 
 def run_in_process(function: Callable[[], Any]) -> Any:
-    """``_run_in_subprocess`` of vLLM's model registry: calls ``function`` in this process.
+    """``_run_in_subprocess`` of vLLM's model registry, in this process.
 
-    vLLM inspects a model class in a subprocess to leave CUDA uninitialised. Without CUDA that only
-    imports vLLM a second time: 10 seconds of each start without vLLM's cache.
+    The subprocess leaves CUDA uninitialised. Without CUDA it imports vLLM again: 10 seconds.
     """
     return function()
 
@@ -154,8 +150,7 @@ def emulates_bf16() -> bool:
 def dtype_with_fp32(original: Callable[[str], Any]) -> Callable[[str], Any]:
     """Wrap ``convert_to_torch_dtype``: it also takes ``ds.param_dtype=fp32``.
 
-    Without bf16 and fp16 in its configuration DeepSpeed trains in float32. On a CPU without bf16
-    units that is faster than bf16, and engine and trainer agree to the last digits.
+    On a CPU without bf16 units float32 is faster, and engine and trainer agree to the last digits.
     """
     import torch
 
@@ -167,19 +162,15 @@ def dtype_with_fp32(original: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def fp16_supported(_accelerator: object) -> bool:
-    """``CPU_Accelerator.is_fp16_supported``: yes, to try the fp16 recipes of GPUs on a CPU.
-
-    It is slower than bf16 and needs a loss scale.
-    """
+    """``CPU_Accelerator.is_fp16_supported``: yes, to try the fp16 recipes of GPUs on a CPU."""
     return True
 
 
 def multiply_in_float32(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Wrap a linear layer: bf16 inputs are multiplied in float32 and rounded to bf16 once.
 
-    A CPU without bf16 units emulates torch's bf16 product. For the tiny model that is 29 times
-    slower than converting, forward and backward. The result is the bf16 product with float32
-    accumulation, as hardware units compute it.
+    A CPU without bf16 units emulates torch's bf16 product: 29 times slower for the tiny model. The
+    result is the bf16 product with float32 accumulation, as hardware units compute it.
     """
     import torch
 
@@ -197,11 +188,7 @@ def multiply_in_float32(original: Callable[..., Tensor]) -> Callable[..., Tensor
 def attend_in_float32(
     original: Callable[..., tuple[Tensor, None]],
 ) -> Callable[..., tuple[Tensor, None]]:
-    """Wrap transformers' ``sdpa`` attention: bf16 tensors are computed in float32, rounded once.
-
-    The emulation makes torch's bf16 attention three times slower. A model looks up the function in
-    transformers' registry at each call.
-    """
+    """Wrap transformers' ``sdpa`` attention likewise; the emulation is three times slower."""
     import torch
 
     @functools.wraps(original)

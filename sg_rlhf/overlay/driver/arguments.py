@@ -40,11 +40,9 @@ class UnsupportedHere(UsageError):
 
 
 def upstream_arguments(config: Config) -> Namespace:
-    """Build the nested namespace that upstream's classes read, with ``sg``, and check it.
+    """Build and check the nested namespace that upstream's classes read, with ``sg``.
 
-    Raises:
-        UsageError: settings that cannot work together.
-        UnsupportedHere: a package that they need is not installed.
+    Raises UsageError, or UnsupportedHere where a package is not installed.
     """
     try:
         recipe_checks.check(config)
@@ -66,7 +64,6 @@ def with_absolute_paths(config: Config) -> Config:
     """The configuration for workers, which may have been started in another folder.
 
     Only a name that is there, seen from here, is a path; others may be ids of a hub.
-    ``config.yaml`` keeps them as they were given.
     """
     given = config.values
     absolute: dict[str, Any] = {
@@ -152,11 +149,7 @@ def check_prompt_count(config: Config, args: Namespace) -> None:
 
 
 def fit_to_machine(args: Namespace) -> None:
-    """Refuse what this machine lacks, and replace what it needs in another form; in place.
-
-    Raises:
-        UsageError: one line with the key and the remedy.
-    """
+    """Replace what this machine needs in another form, in place; UsageError for what it lacks."""
     check_platform(args)
     check_trackers(args)
     pin_revision(args)
@@ -181,10 +174,7 @@ def check_trackers(args: Namespace) -> None:
 
 
 def check_platform(args: Namespace) -> None:
-    """Refuse settings that cannot work on this machine.
-
-    Without CUDA, packed samples get the only attention that works there.
-    """
+    """Refuse settings that cannot work here; without CUDA choose the attention that works."""
     value = value_of(args)
     if not platform.is_cpu():
         problems = [*optional_packages.missing(value), *cuda_toolkit.unsupported_settings(value)]
@@ -212,13 +202,10 @@ def check_platform(args: Namespace) -> None:
 
 
 def pin_revision(args: Namespace) -> None:
-    """Replace the model's id by the folder of ``sg.model_revision``; download what is not cached.
+    """Replace the model's id by the folder of ``sg.model_revision``, downloaded if need be.
 
     Upstream, transformers and vLLM load a model by its id, without a revision, at more than ten
-    places. All of them get the folder in the hub's cache.
-
-    Raises:
-        UsageError: the model is a folder, or the hub does not answer or know the revision.
+    places. Raises UsageError if the model is a folder, or the hub does not have the revision.
     """
     revision, name = args.sg.model_revision, args.actor.model_name_or_path
     if not revision:

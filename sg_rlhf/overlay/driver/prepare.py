@@ -29,12 +29,7 @@ VERSIONED = ("openrlhf", "ray", "deepspeed", "torch", "transformers")
 
 @contextlib.contextmanager
 def run_lock(config: Config) -> Iterator[None]:
-    """Create the run directory if need be, and hold its lock.
-
-    Raises:
-        ConfigError: nothing can be written there.
-        RunLocked: another run holds it.
-    """
+    """Create the run directory if need be, and lock it; raises ConfigError, RunLocked."""
     run_dir = _run_dir(config)
     with contextlib.ExitStack() as stack:
         try:
@@ -60,10 +55,8 @@ def not_writable(run_dir: Path, error: OSError) -> ConfigError:
 def prepare_run_dir(config: Config, allowed: Iterable[str] = ()) -> bool:
     """Write ``config.yaml``, ``environment.json`` and the fingerprints of the run's files.
 
-    Raises:
-        ConfigError: nothing can be written there, ``ckpt.load_enable`` finds no checkpoint, the
-            recipe's ranks cannot load it, or the run that trained there was started with other
-            settings, data or model.
+    Raises ConfigError where nothing can be written, a checkpoint is missing or does not fit, or the
+    run there was started with other settings, data or model.
     """
     run_dir, folder = _run_dir(config), Path(config.value("ckpt.path")) / "_actor"
     try:

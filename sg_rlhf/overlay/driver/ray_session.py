@@ -38,8 +38,7 @@ def accelerators_needed(args: Namespace) -> int:
 def connect(args: Namespace, workers: fork_server.ForkServer | None = None) -> bool:
     """Join the cluster at ``RAY_ADDRESS`` (``ray job submit`` sets it), or start a local one.
 
-    Raises:
-        ClusterError: there is no cluster, or the local one has too few accelerators or CPUs.
+    Raises ClusterError: there is none, or the local one has too few accelerators or CPUs.
     """
     needed = accelerators_needed(args)
     on_cpu = platform.is_cpu()
@@ -78,9 +77,7 @@ def connect(args: Namespace, workers: fork_server.ForkServer | None = None) -> b
 def reserve_placement(args: Namespace, local: bool) -> placement.Placement:
     """Reserve the resources of the run; on a joined cluster, check the nodes as well.
 
-    Raises:
-        NotEnoughMachines: resources are still missing after ``placement.WAIT_SECONDS``.
-        ClusterError: nodes have other packages than the driver, or do not see the run directory.
+    Raises NotEnoughMachines, or ClusterError for nodes that differ from the driver.
     """
     what = "CPUs" if platform.is_cpu() else "GPUs and CPUs"
     where = "" if local else " on the cluster"
@@ -102,8 +99,7 @@ def reserve_placement(args: Namespace, local: bool) -> placement.Placement:
 def worker_variables(args: Namespace, on_cpu: bool) -> dict[str, str]:
     """The environment variables of every worker of this run.
 
-    Variables of the submitted job's own runtime environment are left out. They reach the workers
-    anyway, and Ray refuses a variable that both have.
+    Without those of the submitted job's own runtime environment: Ray refuses one that both have.
     """
     variables = {
         "TOKENIZERS_PARALLELISM": os.environ.get("TOKENIZERS_PARALLELISM", "true"),

@@ -55,12 +55,9 @@ def train(
     workers: fork_server.ForkServer | None = None,
     job: Callable[..., Any] = _train,
 ) -> Any:
-    """Train. Ends the local Ray cluster and every process that it started, however it ends.
+    """Train, then end the local Ray cluster and every process that it started.
 
-    Raises:
-        RunStopped: the run stopped on purpose (a reward, a NaN, a failed sync).
-        UnusablePrompts: the data set does not fill one rollout, or suits another model.
-        ClusterError: the cluster is too small.
+    Raises RunStopped (a reward, a NaN, a failed sync), UnusablePrompts, ClusterError.
     """
     from sg_rlhf.overlay.reporting import activity
     from sg_rlhf.overlay.reporting.errors import LostProcess, reraise_run_error
@@ -113,10 +110,7 @@ def train(
 
 @contextlib.contextmanager
 def redirect_output(args: Namespace) -> Iterator[None]:
-    """Show a progress bar on the terminal; write all other output to ``logs/driver.log``.
-
-    Compilers and Ray's own binaries write to the file descriptors, so those are redirected.
-    """
+    """Show a progress bar on the terminal; write all other output to ``logs/driver.log``."""
     from sg_rlhf.overlay.reporting.terminal import LOGS, Progress
 
     if args.sg.verbose or not args.sg.run_dir:
@@ -152,9 +146,8 @@ def main(
 ) -> int:
     """Train with checked arguments and report how the run ended.
 
-    Returns:
-        The exit status: 0, 2 for bad usage, 1 when the run stopped, 130 interrupted, 143
-        terminated (SIGTERM), 129 for SIGHUP.
+    Returns the exit status: 0, 2 for bad usage, 1 when the run stopped, 130 interrupted, 143
+    terminated (SIGTERM), 129 for SIGHUP.
     """
     from sg_rlhf.overlay.reporting import activity
     from sg_rlhf.overlay.reporting.errors import (
@@ -239,9 +232,6 @@ def _resume_hint(args: Namespace) -> str:
 
 
 def install_signal_handlers() -> None:
-    """Make SIGINT, SIGTERM and SIGHUP end the run.
-
-    A shell starts background jobs with SIGINT ignored, so it is set explicitly.
-    """
+    """SIGINT (which a shell ignores in background jobs), SIGTERM and SIGHUP end the run."""
     for number in (signal.SIGINT, *graceful_stop.signals()):
         signal.signal(number, graceful_stop.interrupt)

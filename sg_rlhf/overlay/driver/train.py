@@ -1,8 +1,4 @@
-"""A training run from its first process to the saved model.
-
-:func:`train` starts the processes and calls the controller's training loop,
-:meth:`sg_rlhf.overlay.controller.trainer.Controller.fit`.
-"""
+"""A training run from its first process to the saved model; the loop is ``Controller.fit``."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
 """The driver's side of the fork server: decides whether to use it, starts it and ends it.
 
-A CPU run has six processes: driver, controller, policy, reference, engine and the engine's core.
-Each would spend 15 seconds of a core on the same imports. The fork server
-(:mod:`sg_rlhf.overlay.fork_server.server`) imports once, while the driver checks the recipe and
-starts Ray. The other processes are its forks: Ray and vLLM start their workers with
-:mod:`sg_rlhf.overlay.fork_server.worker_launcher` instead of ``python``. It is used only without
+A CPU run has six processes, of which each would spend 15 seconds of a core on the same imports. The
+server (:mod:`.server`) imports once, while the driver checks the recipe and starts Ray; Ray and
+vLLM start their workers with :mod:`.worker_launcher` instead of ``python``. It is used only without
 CUDA, whose state does not survive a fork, and only on a cluster that this run starts.
 """
 

@@ -1,8 +1,8 @@
 """A process that imports the modules of all workers once, and forks itself for each worker.
 
-It has one thread and never joins Ray, so that nothing runs and no lock is held at a fork. If an
-import has started a second thread, it refuses, and the workers start as plain interpreters. It ends
-whenever the driver ends, because the driver holds the other end of its standard input.
+It has one thread and never joins Ray, so that no lock is held at a fork. If an import has started a
+second thread, it refuses, and the workers start as plain interpreters. It ends with the driver,
+which holds the other end of its standard input.
 """
 
 from __future__ import annotations
@@ -33,20 +33,13 @@ def _import(modules: list[str]) -> None:
 
 
 def _locate_proctitle() -> None:
-    """Let setproctitle find the title of the process in memory, which it does once.
-
-    It searches from the first variable of the environment, so no variable may have changed yet.
-    """
+    """Let setproctitle find the title in memory, before the environment changes."""
     if "setproctitle" in sys.modules:
         sys.modules["setproctitle"].getproctitle()
 
 
 def _fork_alone() -> int:
-    """``os.fork``, but only while no other thread runs: its locks would stay locked in the child.
-
-    Raises:
-        OSError: another thread runs, or the machine cannot start a process.
-    """
+    """``os.fork``, or OSError if another thread runs: its locks would stay locked in the child."""
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
         raise OSError(f"its imports have started threads ({threads} are running)")
@@ -140,11 +133,7 @@ class _Server:
         signal.set_wakeup_fd(wakeup_writer)
 
     def serve(self) -> dict[str, Any] | None:
-        """Serve until the driver ends.
-
-        Returns:
-            None in the server; in a forked process, its request.
-        """
+        """Serve until the driver ends; None in the server, the request in a forked process."""
         while True:
             for key, _ in self._selector.select():
                 if key.fileobj == 0 or self._terminated:

@@ -1,10 +1,9 @@
 """Runs instead of ``python``: the fork server makes the process.
 
-Run as a file, with the standard library alone:
-``python -I -S worker_launcher.py SOCKET ARGUMENT...``. It sends its arguments, environment, folder
-and open files to the server on SOCKET. It forwards signals to the forked process and ends with the
-exit status of that process. If there is no server, or the server refuses, it becomes the plain
-interpreter and says so.
+Run as a file, with the standard library alone: ``python -I -S worker_launcher.py SOCKET
+ARGUMENT...``. It sends its arguments, environment, folder and open files to the server, forwards
+signals to the forked process and ends with its exit status. If there is no server, or it refuses,
+it becomes the plain interpreter and says so.
 """
 
 import json

@@ -61,9 +61,8 @@ def response_log_probs(
 def resumed_rates(scheduler: LambdaLR) -> tuple[float, float, float]:
     """The learning rates of a run that has loaded a checkpoint.
 
-    Returns:
-        The rate at the checkpoint, the rate of this run's schedule after the same number of steps,
-        and the rate that the schedule scales. The first and the last are the checkpoint's.
+    The checkpoint's rate, the rate of this run's schedule after the same number of steps, and the
+    checkpoint's base rate, which the schedule scales.
     """
     base = float(scheduler.base_lrs[0])
     rate = base * scheduler.lr_lambdas[0](scheduler.last_epoch)
@@ -222,8 +221,8 @@ class SGPolicyModelActor(OwnPort, BaseModelActor):  # type: ignore[misc]  # upst
     ) -> None:
         """Save the Hugging Face folder of ``ckpt.save_hf``, then the checkpoint to resume from.
 
-        A run that is killed between the two resumes before this rollout and writes the folder
-        again. In the other order it would resume after it, without the folder.
+        A run that is killed between the two writes the folder again. In the other order it would
+        resume without it.
         """
         ckpt, is_first = self.strategy.args.ckpt, self.strategy.is_rank_0()
         if client_states and not is_first:
@@ -272,11 +271,9 @@ class SGPolicyModelActor(OwnPort, BaseModelActor):  # type: ignore[misc]  # upst
         return float(self.trainer.weight_sync.deadline_seconds)
 
     def prompt_log_probs(self, sequences: list[list[int]]) -> list[list[float]]:
-        """For each sequence of token ids log p(token t | tokens before t), t from 1, at temperature
-        1.
+        """Per sequence of token ids log p(token t | tokens before t), t from 1, temperature 1.
 
-        For the check of a weight sync. A micro-batch has sequences of similar length. Every rank
-        must be called: under ZeRO-3 a forward pass gathers the parameters.
+        Every rank must be called: under ZeRO-3 a forward pass gathers the parameters.
         """
         device = torch.cuda.current_device()
         temperature, self.actor.temperature = self.actor.temperature, 1.0

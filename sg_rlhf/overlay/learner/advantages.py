@@ -24,8 +24,8 @@ def add_advantages(
     """Add ``advantages`` and ``returns`` [B, T]; ``info`` gets ``group_reward_std``, ``return``.
 
     Equal rewards give exactly 0 (:func:`sg_rlhf.algo.advantages.level_equal`). With
-    ``sg.advantage_std=population`` ``group_norm`` is the paper's Eq. 4. A response without a token
-    (``has_tokens``) takes no part in the update, nor its reward in the statistics of its group.
+    ``sg.advantage_std=population`` ``group_norm`` is the paper's Eq. 4. The reward of a response
+    without a token (``has_tokens``) does not count in the statistics of its group.
     """
     for e in experiences:
         e.rewards = e.rewards.to(torch.promote_types(e.rewards.dtype, torch.float32))

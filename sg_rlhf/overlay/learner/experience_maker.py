@@ -36,7 +36,6 @@ class ScoredRollout:
     Attributes:
         micro_batches: all of the first rank, all of the second, and so on.
         masked_rows: rows of ``nonfinite.jsonl`` about samples that were masked.
-        idle_fraction: see :func:`.micro_batches.dp_idle_fraction`; None if unknown.
         pending_reference: log-probs computed during the update; None if computed before.
     """
 
@@ -72,11 +71,7 @@ class ExperienceMaker:
     def score(self, samples: list[Experience], rollout: int) -> ScoredRollout:
         """Score a rollout and cut it into the micro-batches that the ranks train.
 
-        Args:
-            rollout: rollouts trained before; seeds the order of the samples.
-
-        Raises:
-            NonFiniteError: a value is not finite, and ``sg.on_nonfinite=stop``.
+        ``rollout``: rollouts trained before; seeds the order of the samples. Raises NonFiniteError.
         """
         with self._clock.section("make_experience"):
             for i, sample in enumerate(samples):
@@ -105,11 +100,10 @@ class ExperienceMaker:
 
     @torch.no_grad()
     def add_scores(self, samples_list: list[Experience]) -> None:
-        """Run the models' forward passes and add log-probs, rewards and KL to the micro-batches.
+        """Run the models' forward passes; add log-probs, rewards and KL to the micro-batches.
 
-        The policy's pass is skipped if the update computes the old log-probs
-        (:mod:`.old_log_probs`), the reference's if it overlaps the update
-        (:mod:`.overlapped_reference`).
+        Skips the policy's pass if the update computes the old log-probs, and the reference's if it
+        overlaps the update.
         """
         train = self.args.train
         has_rewards = samples_list[0].rewards is not None
@@ -149,9 +143,7 @@ class ExperienceMaker:
     def _start_pass(
         self, name: str, group: RayActorGroup, wait: bool, **inputs: list[Any]
     ) -> list[ObjectRef]:
-        """Start a model's forward pass on all its ranks; ``wait`` if it shares GPUs with the next
-        one.
-        """
+        """Start a forward pass on all ranks; ``wait`` if it shares GPUs with the next one."""
         with self._clock.section(name):
             references: list[ObjectRef] = group.async_run_method_batch(
                 method_name="forward", **inputs

@@ -1,21 +1,19 @@
 """Checks of an optimizer step's gradients: all are finite, and every trainable tensor has one.
 
 :class:`GradientFaults` names the parameters whose gradient is not finite. DeepSpeed 0.19.8 skips
-such a step on all ranks and under ZeRO 1, 2 and 3, without a message. The update reads
-``was_step_applied`` and stops the run with these names, or logs the skipped step
-(:mod:`sg_rlhf.overlay.learner.nonfinite`).
+such a step on all ranks, without a message. The update reads ``was_step_applied`` and stops the run
+with these names, or logs the skipped step (:mod:`.nonfinite`).
 
 :class:`UpdateWatch` checks that the first optimizer step trained every trainable tensor. Upstream
-has trained with 390 of 417 tensors silently frozen (its issue 1258). Comparing weights cannot
-tell: at a warm-up's learning rate of 1e-8 a norm's weight of 1.0 does not move even in float32. So
-hooks follow the gradient, which does not depend on the learning rate:
+has trained with 390 of 417 tensors silently frozen (its issue 1258). Comparing weights cannot tell:
+at a warm-up's learning rate of 1e-8 a norm's weight of 1.0 does not move even in float32. So hooks
+follow the gradient. Two cases stop the run:
 
 - the tensor's module ran with gradients on, but no gradient came back: cut off from the loss;
 - the optimizer has no part of the tensor.
 
-Both stop the run. Two more cases are lines in the trainer's log: a gradient of exactly zero (LoRA's
-A in its first step, as B is zero; a bias of keys, which softmax ignores) and a module that did not
-run (an expert without a token, a vision tower without an image). The check waits for a step whose
+Two are lines in the trainer's log: a gradient of exactly zero (LoRA's A in its first step, a bias
+of keys) and a module that did not run (an expert without a token). The check waits for a step whose
 gradient norm is above 0: equal rewards in all groups give none.
 """
 
@@ -158,11 +156,7 @@ class UpdateWatch:
         self._non_zero.clear()
 
     def result(self) -> list[str]:
-        """Remove the hooks and check, after an optimizer step; every rank must call it.
-
-        Raises:
-            FrozenError: tensors that the step should have trained, and did not.
-        """
+        """Remove the hooks and check, after a step, on every rank; raises FrozenError."""
         for hook in self._hooks:
             hook.remove()
         local = [
@@ -205,10 +199,7 @@ def evaluate(names: Sequence[str], reports: Sequence[TensorReport]) -> list[str]
 
 
 def is_in_optimizer(parameter: Any, optimizer: Any) -> bool:
-    """Whether this rank's partition of DeepSpeed's optimizer has a part of a parameter.
-
-    True where the optimizer keeps no partitions (ZeRO 0 in float32, state on a disk).
-    """
+    """Whether this rank's partition of the optimizer, if any, has a part of a parameter."""
     if hasattr(parameter, "ds_id"):  # ZeRO 3
         swapped = getattr(optimizer, "optimizer_swapper", None) is not None
         if swapped or not hasattr(optimizer, "grad_position"):

@@ -1,7 +1,6 @@
 """What an update logs: means, a row per optimizer step, values per token, seconds and memory.
 
-No micro-batch waits for the device. :class:`UpdateLog` keeps sums there until an optimizer step
-ends, and then reduces all of them over the ranks together and reads them once.
+No micro-batch waits for the device: sums stay there until an optimizer step ends.
 """
 
 from __future__ import annotations
@@ -71,12 +70,10 @@ class MicroBatchMetrics:
         means: a scalar is a mean over the response tokens; [B] has a value per sample. The names of
             ``terms`` are among them.
         terms: the terms of the loss, scalars: shares of the optimizer step's mean.
-        terms_per_step: factor that makes the mean of the terms over the step's micro-batches the
-            step's mean.
-        tokens_per_rank: response tokens of the optimizer step divided by the ranks: turns a share
-            of the step's mean into a sum over this micro-batch's tokens.
+        terms_per_step: turns the mean of the terms over the micro-batches into the step's mean.
+        tokens_per_rank: response tokens of the optimizer step divided by the ranks.
         mismatch: [2], sum of abs(old - engine's log-prob) and number of tokens.
-        failed: bool scalar: the loss is not finite, so that the micro-batch has no part in a mean.
+        failed: bool scalar: the loss is not finite; the micro-batch has no part in a mean.
         num_tokens: response tokens; 0 takes the micro-batch out of all means.
     """
 
@@ -97,13 +94,7 @@ class MicroBatchMetrics:
 
 @dataclass(frozen=True)
 class StepTotals:
-    """The micro-batches since the last reduction.
-
-    Attributes:
-        failed: of each micro-batch of this rank, whether its loss is not finite.
-        mismatch: mean abs(old - engine's log-prob) over all ranks; None without tokens that have
-            both.
-    """
+    """Per micro-batch of this rank, whether it failed; mean mismatch over all ranks, or None."""
 
     failed: list[bool]
     mismatch: float | None
@@ -135,10 +126,7 @@ class UpdateLog:
         self._pending.append(metrics)
 
     def reduce(self) -> StepTotals:
-        """Sum the added micro-batches over all ranks, and read the sums: waits once.
-
-        Every data-parallel rank must call it.
-        """
+        """Sum the added micro-batches over all ranks, read the sums once; on every rank."""
         pending, self._pending = self._pending, []
         first, device = pending[0], torch.cuda.current_device()
         failed_M = torch.stack([metrics.failed for metrics in pending]).to(device)
@@ -252,9 +240,7 @@ class TokenRecord:
         self._values = {}
 
     def keep(self, items: list[Experience], **values: Tensor | None) -> None:
-        """Keep [B, T] values, padded on the right, by their names in ``samples.jsonl``; does not
-        wait.
-        """
+        """Keep [B, T] values by their names in ``samples.jsonl``; does not wait for the device."""
         kept = {name: rows.detach() for name, rows in values.items() if rows is not None}
         for i, item in enumerate(items):
             row = _TokenValues(
@@ -275,12 +261,9 @@ def reset_memory_peak() -> None:
 
 
 def memory_usage() -> dict[str, float]:
-    """The memory metrics of this rank.
+    """Memory of this rank in GiB.
 
-    - ``memory/peak_allocated_gib``: the most that torch had allocated in the policy's process.
-    - ``memory/device_used_gib``: memory of the GPU in use by all processes at the end of the
-      update. The allocator still has its cache then, so this is about the peak.
-    - ``memory/peak_rss_gib``, without CUDA: the process's largest resident size so far.
+    ``device_used`` is of all processes. The allocator still has its cache, so it is about the peak.
     """
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return {"memory/peak_rss_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}

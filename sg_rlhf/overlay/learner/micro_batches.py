@@ -1,14 +1,12 @@
 """A rollout's samples as the micro-batches of each rank: the controller's part.
 
-Upstream cuts a rollout into contiguous chunks, one per rank, and each rank shuffles its own. Here
-samples go to ranks by length (:mod:`sg_rlhf.batching.balance`), and a rank
-trains them in the order in which it gets them: first its samples of the first optimizer step, then
-those of the second, each in order of micro-batches.
+Samples go to ranks by length (:mod:`sg_rlhf.batching.balance`). A rank trains them in the order in
+which it gets them: its samples of the first optimizer step, then of the second.
 
 Packed micro-batches have any number of samples: they are filled to the tokens for which the memory
 plan reserves memory (:func:`max_tokens`). Ranks record them in
-:class:`sg_rlhf.overlay.learner.replay_buffer.BalancedBuffer`. A single rank that shares prompts
-keeps the samples in order instead, ``train.micro_batch_size`` at a time.
+:class:`.replay_buffer.BalancedBuffer`. A single rank that shares prompts keeps the order,
+``train.micro_batch_size`` samples at a time.
 """
 
 from __future__ import annotations
@@ -67,9 +65,7 @@ def prepare_strategy(strategy: Strategy) -> None:
 
 
 def scoring_micro_batches(samples: list[Experience], args: Namespace) -> list[list[int]]:
-    """Indices of samples for the passes before the update: all of the first rank, then of the
-    second.
-    """
+    """Indices of samples for the passes before the update, by micro-batch, rank after rank."""
     lengths = [int(sample.total_length) for sample in samples]
     if args.train.dynamic_batch_enable:
         ranks = rollout_plan.data_parallel_ranks(args)["actor"]
@@ -102,11 +98,9 @@ def scoring_micro_batches(samples: list[Experience], args: Namespace) -> list[li
 def training_micro_batches(
     experiences: list[Experience], args: Namespace, rollout: int, pad_token_id: int
 ) -> list[Experience]:
-    """The same samples as the policy's ranks train them, with :data:`IS_LAST_OF_STEP`.
+    """The samples as the policy's ranks train them, rank after rank, with :data:`IS_LAST_OF_STEP`.
 
-    Returns:
-        An experience per micro-batch: all of the first rank, then of the second, and so on. Where
-        upstream cuts micro-batches by tokens, one per rank and optimizer step.
+    Where upstream cuts micro-batches by tokens, an experience per rank and optimizer step.
     """
     by_index = {row.index[0]: row for experience in experiences for row in unbatch(experience)}
     samples = [by_index[i] for i in range(len(by_index))]

@@ -1,16 +1,13 @@
 """The policy for values that are not finite: the run stops, or leaves them out and counts them.
 
 With ``sg.on_nonfinite=stop`` :func:`check_samples` and :func:`check_finite` raise before the
-update, and :class:`LossCheck` before the optimizer step. With ``skip`` there are three levels:
+update, and :class:`LossCheck` before the optimizer step. With ``skip``:
 
-- a sample whose reward or log-prob is not finite before the update is masked
-  (:func:`check_samples`). It stays in its batch, so that shapes and numbers of micro-batches stay,
-  but its tokens count in no mean of the loss. A reward that is not finite masks its whole group, as
-  the group's mean and standard deviation are taken over all responses to a prompt. A response with
-  a log-prob that is not finite is masked alone: its reward still counts in them;
-- an optimizer step whose loss or gradient is not finite on any rank is skipped on all ranks, by
-  DeepSpeed (:class:`RankSkips`);
-- more skipped steps in a row than ``MAX_IN_A_ROW`` stop the run.
+- A sample whose reward or log-prob is not finite is masked before the update. It stays in its
+  batch, so that shapes stay. A reward that is not finite masks its whole group, whose mean and
+  standard deviation it spoils; a log-prob masks its response alone, whose reward still counts.
+- An optimizer step whose loss or gradient is not finite on any rank is skipped on all ranks, by
+  DeepSpeed (:class:`RankSkips`). One more in a row than ``MAX_IN_A_ROW`` stops the run.
 
 Each skipped step and each cause of masked samples is a row of ``nonfinite.jsonl``:
 
@@ -68,12 +65,9 @@ _FIELDS = {
 def check_samples(
     experiences: list[Experience], group: int, on_nonfinite: str
 ) -> list[dict[str, Any]]:
-    """Stop, or mask the samples that are not finite, before advantages are computed; in place.
+    """Stop (NonFiniteError), or mask the samples that are not finite, before advantages; in place.
 
     A reward that is not finite becomes the mean of the finite ones, which keeps the rollout's mean.
-
-    Raises:
-        NonFiniteError: a value is not finite, and ``on_nonfinite`` is ``stop``.
     """
     masked: set[int] = set()
     rows = []
@@ -110,8 +104,7 @@ def _check(experience: Experience, cause: str, name: str, on_nonfinite: str) -> 
 def _mask_samples(experience: Experience, rows: Tensor, mean_reward: float) -> None:
     """Mask B samples where ``rows`` [B] is true, and replace what is not finite; in place.
 
-    Upstream multiplies values by the mask, and NaN times 0 is NaN. A reward becomes
-    ``mean_reward``.
+    Upstream multiplies values by the mask, and NaN times 0 is NaN.
     """
     if not rows.any():
         return
@@ -140,11 +133,7 @@ def _finite_or(default: float, values: Tensor) -> Tensor:
 def check_finite(
     cause: str, values: Tensor, mask_BT: Tensor | None, prompts: Sequence[str]
 ) -> None:
-    """Stop if values [B, T] with a mask, or [B] or [B, 1] without, are not finite.
-
-    Raises:
-        NonFiniteError: a value is not finite where the mask is not 0.
-    """
+    """NonFiniteError unless values [B, T] with a mask, or [B] or [B, 1] without, are finite."""
     bad = rows_not_finite(values, mask_BT).tolist()
     if any(bad):
         prompt = next(itertools.compress(prompts, bad), "")
@@ -179,8 +168,7 @@ class LossCheck:
         self._micro_batches: list[_Evidence] = []
 
     def add(self, samples: list[Experience], output: MicroBatchLoss, batch: Experience) -> Tensor:
-        """Add a micro-batch; whether its policy loss is not finite, as a bool scalar. Does not
-        wait.
+        """Add a micro-batch; whether its policy loss is not finite, as a bool scalar on the device.
 
         A log-prob that is not finite makes the loss so too: its ratio to itself is NaN.
         """
@@ -197,11 +185,7 @@ class LossCheck:
         return is_failed(output.policy_loss)
 
     def finish(self, failed: Sequence[bool], step: int, skips: RankSkips | None) -> None:
-        """Stop, or report to ``skips``, if a micro-batch failed; forget the micro-batches.
-
-        Raises:
-            NonFiniteError: one failed, and there are no ``skips``.
-        """
+        """Raise NonFiniteError, or report to ``skips``, if one failed; forget the micro-batches."""
         micro_batches, self._micro_batches = self._micro_batches, []
         for evidence in itertools.compress(micro_batches, failed):
             message = (
@@ -263,15 +247,12 @@ class RankSkips:
     """Makes DeepSpeed skip a step whose loss is not finite, and logs the steps that it skips.
 
     A loss that is not finite may have a finite gradient, and the other ranks do not know of it. So
-    the gradient is made NaN: DeepSpeed's reduction carries it to all ranks, and all skip. There are
-    two ways, because neither covers all steps. :meth:`spoil_loss` multiplies the loss by NaN, which
-    needs a response token. :meth:`spoil_gradients_of` needs a trained layer below the output head.
+    the gradient is made NaN: DeepSpeed's reduction carries it to all ranks. There are two ways,
+    because neither covers all steps. :meth:`spoil_loss` multiplies the loss by NaN, which needs a
+    response token. :meth:`spoil_gradients_of` needs a trained layer below the output head.
 
     A skipped step counts in the engine's steps. DeepSpeed does not move the learning rate's
     schedule then; here it moves, so that every later step has its planned rate.
-
-    Args:
-        faults: names the gradients that are not finite.
     """
 
     def __init__(
@@ -301,8 +282,7 @@ class RankSkips:
     def spoil_gradients_of(self, model: torch.nn.Module) -> None:
         """Give the layers below the output head a NaN gradient where the loss is not finite.
 
-        If all tokens of a step are masked, the loss is 0/0, but no log-prob connects it to the
-        layers.
+        If all tokens of a step are masked, the loss is 0/0, but no log-prob connects it to them.
         """
 
         def spoiled(gradient: Tensor) -> Tensor:
@@ -318,11 +298,7 @@ class RankSkips:
             head.register_forward_pre_hook(watch)
 
     def report_loss(self, message: str, samples: list[Experience], rows: Sequence[bool]) -> None:
-        """Record a micro-batch whose loss is not finite; DeepSpeed skips its optimizer step.
-
-        Args:
-            rows: of each, whether one of its numbers is not finite. If none is, all are suspects.
-        """
+        """Record a micro-batch that failed; ``rows``: which samples are not finite, if any."""
         self._messages.append(message)
         self._suspects += self._prompts_of(itertools.compress(samples, rows)) or self._prompts_of(
             samples
@@ -335,14 +311,10 @@ class RankSkips:
         self._masked.append(int(item.info[micro_batches.SAMPLE_INDEX]))
 
     def after_step(self, step: int, applied: bool) -> bool:
-        """Log an optimizer step that was skipped; every rank must call it.
+        """Log an optimizer step that was skipped; every rank must call it. Raises TooManySkips.
 
-        Returns:
-            Whether it was skipped for a number that is not finite. With fp16 DeepSpeed also skips
-            steps to find its loss scale.
-
-        Raises:
-            TooManySkips: one more in a row than ``MAX_IN_A_ROW``.
+        Returns whether it was skipped for a number that is not finite. With fp16 DeepSpeed also
+        skips steps to find its loss scale.
         """
         local = (self._messages, self._suspects, self._step_prompts)
         self._messages, self._suspects, self._step_prompts = [], [], []

@@ -1,12 +1,8 @@
-"""Old log-probs without a forward pass over the whole rollout.
+"""Old log-probs without a forward pass over the whole rollout (:func:`rule_of`).
 
-Upstream computes them for every sample before the update. Here
-(:func:`sg_rlhf.config.derived.log_probs.old_log_prob_rule`) it depends on the optimizer step:
-
-- In the first step of a rollout the policy has not changed yet. The loss uses the current
-  log-probs, detached.
-- For later steps each rank computes the old log-probs of its samples at the start of the update, in
-  the micro-batches that it will train.
+In the first optimizer step of a rollout the policy has not changed yet: the loss uses the current
+log-probs, detached. For later steps each rank computes them at the start of the update, in the
+micro-batches that it will train. Upstream computes all of them before the update.
 """
 
 from __future__ import annotations
@@ -50,11 +46,7 @@ class RankOldLogProbs:
         self._args, self._skips = args, skips
 
     def compute_missing(self) -> bool:
-        """Compute the old log-probs of the samples that later optimizer steps train.
-
-        Raises:
-            NonFiniteError: one is not finite, and ``sg.on_nonfinite=stop``.
-        """
+        """Compute the old log-probs for later optimizer steps; raises NonFiniteError to stop."""
         items = self._buffer.items
         if all(item.action_log_probs is not None for item in items):
             return False
@@ -86,9 +78,7 @@ class RankOldLogProbs:
                 self._skips.mask_sample(item)
 
     def store(self, items: list[Experience], log_probs_BT: torch.Tensor) -> None:
-        """Store the first optimizer step's old log-probs [B, T], padded on the right, for a second
-        epoch.
-        """
+        """Store the first optimizer step's old log-probs [B, T] for a second epoch."""
         _store_rows(items, log_probs_BT)
         # The step is skipped if they are not finite. A second epoch would use them again.
         if self._skips is not None and self._args.train.max_epochs > 1:

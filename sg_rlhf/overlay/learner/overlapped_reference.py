@@ -1,9 +1,7 @@
 """Compute the reference model's log-probs while the policy already trains.
 
-Upstream runs the reference over the whole rollout before the update. An optimizer step needs only
-its own samples. If policy and reference share no accelerator, the controller submits one pass per
-optimizer step. Each policy rank fetches its results when it reaches the step. A pass uses the
-micro-batches of the update.
+An optimizer step needs only its own samples. So the controller submits one pass per optimizer step,
+with the micro-batches of the update. Each policy rank fetches its results when it reaches the step.
 """
 
 from __future__ import annotations
@@ -27,8 +25,7 @@ PendingLogProbs = list[list[ObjectRef]]
 def can_overlap(args: Namespace) -> bool:
     """Whether a run may compute the reference's log-probs during the update.
 
-    Nothing may read them earlier (the KL in the reward, masked samples), and each rank of the
-    policy needs a rank of the reference.
+    Nothing may read them earlier, and each policy rank needs a rank of the reference.
     """
     ranks = rollout_plan.data_parallel_ranks(args)
     return bool(
@@ -74,11 +71,7 @@ class RankReference:
         self._pending, self._fetched = [per_rank[rank] for per_rank in results], {}
 
     def attach(self, experience: Experience, step: int, index: int) -> None:
-        """Add the log-probs to a micro-batch, if any are pending.
-
-        Raises:
-            NonFiniteError: one is not finite.
-        """
+        """Add the log-probs to a micro-batch, if any are pending; raises NonFiniteError."""
         if not self._pending:
             return
         if step not in self._fetched:

@@ -57,9 +57,7 @@ class Denominators:
         return self.responses if aggregation == "seq-mean" else self.prompts
 
     def mean(self, values_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
-        """This rank's share of the mean of [B, T] over the step's tokens; with ``prompt-mean`` over
-        prompts.
-        """
+        """This rank's share of the mean of [B, T] over the step's tokens, or over its prompts."""
         aggregation = "token-mean" if self.prompt_tokens_B is None else PROMPT_MEAN
         share = aggregate(
             values_BT,
@@ -80,8 +78,7 @@ class MicroBatch:
         step: index of the optimizer step in the epoch.
         index: index of the micro-batch in its optimizer step.
         count: micro-batches of that optimizer step on this rank.
-        aux_loss_scale: this micro-batch's share of the optimizer step's samples, times ranks and
-            accumulation: 1 where all micro-batches have the same number of samples.
+        aux_loss_scale: its share of the optimizer step's samples, times ranks and accumulation.
     """
 
     samples: list[Experience]

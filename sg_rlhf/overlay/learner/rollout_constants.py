@@ -1,7 +1,6 @@
 """Constants of the loss that are computed over a whole rollout before its update.
 
-All ranks use one value for all tokens of the rollout. So a token's weight does not depend on how
-the rollout is cut into micro-batches, optimizer steps and ranks.
+So a token's weight does not depend on how the rollout is cut into micro-batches and ranks.
 """
 
 from __future__ import annotations
@@ -86,11 +85,7 @@ def count_lopti_tokens(
 def surprisal_cuts(
     samples: Sequence[Experience], group: ProcessGroup, weighting: Stare
 ) -> torch.Tensor:
-    """:meth:`Stare.cuts` of the response tokens of all data-parallel ranks, on the rank's device.
-
-    Args:
-        group: of the data-parallel ranks; each must call it.
-    """
+    """:meth:`Stare.cuts` of the response tokens of all data-parallel ranks; each must call it."""
     tokens = []
     for item in samples:
         valid = item.action_mask.bool()
@@ -110,10 +105,7 @@ def entropy_threshold(
     weighting: TopEntropy,
     args: Namespace,
 ) -> float:
-    """The entropy above which a token is in the share of tokens that ``weighting`` trains.
-
-    Takes a forward pass over the rollout; every data-parallel rank must call it.
-    """
+    """The entropy above which ``weighting`` trains a token, by a forward pass; on every rank."""
     entropies = []
     for samples in batches:
         batch = batch_on_device(samples, args)

@@ -1,15 +1,9 @@
 """The update of the policy on one rank: epochs over the replay buffer, micro-batch by micro-batch.
 
-:class:`SGActorPPOTrainer` replaces the loop of upstream's ``ActorPPOTrainer``:
-
-1. :meth:`~SGActorPPOTrainer.ppo_train` computes the constants of the rollout that the loss needs,
-   then trains its epochs (twice, over different tokens, for ``sg.update=lopti``);
-2. :class:`sg_rlhf.overlay.learner.replay_buffer.UpdateBatching` cuts an epoch into micro-batches;
-3. :meth:`~SGActorPPOTrainer.train_micro_batch` computes log-probs, policy loss, KL loss and
-   entropy bonus, runs backward, and lets DeepSpeed step at the end of an optimizer step;
-4. :mod:`sg_rlhf.overlay.learner.metrics` logs it.
-
-DeepSpeed's engine and the model around it are upstream's.
+:meth:`~SGActorPPOTrainer.ppo_train` computes the constants of the rollout that the loss needs, then
+trains its epochs (twice, over different tokens, for ``sg.update=lopti``).
+:meth:`~SGActorPPOTrainer.train_micro_batch` computes the loss, runs backward, and lets DeepSpeed
+step at the end of an optimizer step.
 """
 
 from __future__ import annotations
@@ -155,13 +149,9 @@ class SGActorPPOTrainer(SyncTrainer):
     def ppo_train(self, kl_ctl: float) -> dict[str, Any]:
         """Train on the replay buffer for ``train.max_epochs`` epochs.
 
-        Returns:
-            Metrics of the update by name, means over all ranks; ``sg_optimizer_steps`` has the rows
-            of its optimizer steps.
-
-        Raises:
-            NonFiniteError: a loss or gradient is not finite, and ``sg.on_nonfinite=stop``.
-            FrozenError: the run's first optimizer step did not train every tensor.
+        Returns metrics by name, means over all ranks; ``sg_optimizer_steps`` has a row per
+        optimizer step. Raises NonFiniteError, or FrozenError if the run's first step did not train
+        every tensor.
         """
         self._log = self._new_log()
         self._seconds.clear()
@@ -349,11 +339,9 @@ class SGActorPPOTrainer(SyncTrainer):
         )
 
     def _check_step(self) -> None:
-        """Before the optimizer step: read what its micro-batches summed, and check it.
+        """Read what the step's micro-batches summed, and check it before the optimizer step.
 
-        Raises:
-            NonFiniteError: a loss is not finite, and ``sg.on_nonfinite=stop``.
-            SyncError: the engine did not sample by the trainer's weights.
+        Raises NonFiniteError, or SyncError if the engine did not sample by the trainer's weights.
         """
         step = self.actor.model.global_steps + 1
         totals = self._log.reduce()
@@ -370,9 +358,7 @@ class SGActorPPOTrainer(SyncTrainer):
     def _after_step(self) -> None:
         """After DeepSpeed's step: check that it was taken, and log it.
 
-        Raises:
-            NonFiniteError: DeepSpeed skipped it.
-            TooManySkips: see :class:`sg_rlhf.overlay.learner.nonfinite.RankSkips`.
+        Raises NonFiniteError if DeepSpeed skipped it, or TooManySkips.
         """
         engine = self.actor.model
         applied = engine.was_step_applied()

@@ -1,9 +1,8 @@
 """Decoder layers as ZeRO-3's leaf modules: one gather of weights per layer.
 
-By default ZeRO-3 has hooks on every module of a layer, about 15. Their Python takes most of the
-time of a small micro-batch. A leaf module's weights are gathered and released together. Gradients
-do not change. Their norm adds the parameters in another order, which may change its last digit;
-runs without CUDA therefore keep DeepSpeed's hooks, and their weights.
+By default ZeRO-3 has about 15 hooks per layer, whose Python takes most of the time of a small
+micro-batch. Gradients do not change; their norm, which adds the parameters in another order, may in
+its last digit. So runs without CUDA keep DeepSpeed's hooks, and their weights.
 """
 
 from __future__ import annotations
@@ -16,11 +15,7 @@ if TYPE_CHECKING:
 
 
 def mark_models(stage: int, models: Sequence[Any]) -> None:
-    """Mark the layers of models for ZeRO-3; below it nothing is gathered.
-
-    Args:
-        models: upstream's models, or pairs of one and its optimizer's settings; None is left out.
-    """
+    """Mark the layers of upstream's models, or of pairs (model, settings), for ZeRO-3."""
     for entry in models if stage == 3 else ():
         model = entry[0] if isinstance(entry, tuple) else entry
         if model is not None:
@@ -28,11 +23,7 @@ def mark_models(stage: int, models: Sequence[Any]) -> None:
 
 
 def mark(model: torch.nn.Module) -> int:
-    """Mark the decoder layers of a model that DeepSpeed has not prepared yet.
-
-    Returns:
-        The number of layers; 0 for a model that names none.
-    """
+    """Mark the decoder layers of a model before DeepSpeed prepares it; their number."""
     from deepspeed.utils.z3_leaf_module import set_z3_leaf_module
 
     names = {

@@ -1,17 +1,13 @@
 """Log-probs of the policy, old and reference passes without materialising the logits.
 
-Upstream's ``Actor.forward`` computes logits [T, V], converts them to float32 and selects one value
-per row: at 3B and 7B half of a GPU's memory. Here the model's head returns the log-probs of the
-response tokens instead (:mod:`sg_rlhf.algo.log_probs.fused_log_probs`), while a request is set.
-It is still the head's own forward pass, so its hooks run as they do for logits: ZeRO-3 gathers the
-head once in forward and once in backward.
+Upstream's ``Actor.forward`` computes float32 logits [T, V] and selects one value per row: at 3B and
+7B half of a GPU's memory. Here the model's head returns log-probs instead
+(:mod:`sg_rlhf.algo.log_probs.fused_log_probs`), while a request is set. It is still the head's own
+forward pass, so its hooks run: ZeRO-3 gathers the head once in forward and once in backward.
 
 Some models scale or cap their logits (:data:`sg_rlhf.config.derived.log_probs.FUSED_FAMILIES`). The
-head then computes log-probs of the changed logits, and the model's own change is off during the
-pass.
-
-Models whose head is not a plain linear layer, and families that are not in that table, keep
-upstream's path, as do all models with ``actor.fused_logprobs=false``.
+head then does it, and the model's own change is off during the pass. Other families, heads that are
+not plain linear layers, and ``actor.fused_logprobs=false`` keep upstream's path.
 """
 
 from __future__ import annotations
@@ -43,8 +39,6 @@ class _HeadRequest:
         targets: [N], token ids that follow them.
         at: [N], where the log-probs go in the flattened result; None for all positions.
         shape: of the result, (1 or B, T); 0 where no log-prob is requested.
-        with_entropy: whether to compute the entropy as well.
-        softcap: of the model's logits; None for none.
         entropy: set by the head, in ``shape``; None without ``with_entropy``.
     """
 
@@ -64,10 +58,7 @@ def _model_of(actor: Actor) -> PreTrainedModel:
 
 
 def _log_prob_head(actor: Actor) -> torch.nn.Linear | None:
-    """The model's head, patched to compute log-probs on request; None if it must give logits.
-
-    Resolved at first use: until then DeepSpeed may replace the module.
-    """
+    """The model's patched head, None if it must give logits; DeepSpeed may replace it before."""
     if not hasattr(actor, "log_prob_head"):
         model, head = _model_of(actor), None
         if getattr(model.config, "model_type", None) in FUSED_FAMILIES:

@@ -59,11 +59,9 @@ class Keys(NamedTuple):
 
 
 class PackedRow(NamedTuple):
-    """Where the samples of a packed row begin and end.
+    """Where the samples of a row begin: ``cu_seq_lens`` [S + 1] int32, cumulative tokens.
 
-    Attributes:
-        cu_seq_lens: [S + 1] int32, cumulative numbers of tokens, on the row's device.
-        keys: None if each sample attends only to itself.
+    ``keys`` is None if each sample attends only to itself.
     """
 
     cu_seq_lens: Tensor
@@ -73,25 +71,16 @@ class PackedRow(NamedTuple):
 
 
 def resolve_attention(requested: str, packing: bool) -> str:
-    """The attention implementation that a run uses.
-
-    Upstream replaces every implementation other than flash-attn by flash-attn if samples are
-    packed; here :data:`VARLEN` replaces it. It supports only packed rows, so padded ones get
-    ``sdpa``.
-    """
+    """The attention of a run; :data:`VARLEN` supports only packed rows, so others get ``sdpa``."""
     if not packing:
         return "sdpa" if requested == VARLEN else requested
     return requested if "flash_attention" in requested else VARLEN
 
 
 def row_from_positions(position_ids: Tensor) -> PackedRow:
-    """The packed row of position ids; on CUDA with one host synchronisation.
+    """The packed row of position ids [1, T]; on CUDA with one host synchronisation.
 
-    Args:
-        position_ids: [1, T]; they count up by one and restart at 0 with each sample.
-
-    Raises:
-        ValueError: they are not the positions of packed samples.
+    Raises ValueError unless they count up by one and restart at 0 with each sample.
     """
     import torch
 
@@ -258,7 +247,7 @@ def _rows() -> WeakTensorKeyDictionary:
 
 
 def cache_row(position_ids: Tensor, row: PackedRow) -> None:
-    """Make :func:`cached_row` return this row for positions [1, T], which the cache holds weakly.
+    """Make :func:`cached_row` return this row for positions [1, T], held weakly.
 
     For rows with prefixes, whose samples cannot be found from the positions alone.
     """
@@ -289,16 +278,9 @@ def attention(
 ) -> tuple[Tensor, None]:
     """:func:`packed_attention` with the signature of transformers' attention functions.
 
-    Args:
-        query: [1, H, T, D]; key and value [1, K, T, D].
-        position_ids: [1, T], of packed samples.
-        **others: ignored, except for features that this attention does not have.
-
-    Returns:
-        ``([1, T, H, D], None)``.
-
-    Raises:
-        RuntimeError: the row is padded, or the model needs a feature that this attention lacks.
+    Query [1, H, T, D], key and value [1, K, T, D], ``position_ids`` [1, T] of packed samples;
+    returns ``([1, T, H, D], None)``. Raises RuntimeError for a padded row or a feature of the model
+    that this attention lacks; other arguments are ignored.
     """
     name = type(layer).__name__
     if position_ids is None or attention_mask is not None or len(query) != 1:
@@ -324,9 +306,9 @@ def attention(
 
 
 def with_cu_seqlens(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap transformers' ``flash_attention_2``: pass it the cumulative lengths of packed samples.
+    """Wrap transformers' ``flash_attention_2``: pass it the cumulative lengths.
 
-    Otherwise it computes them from the positions in every layer, with three host synchronisations.
+    Otherwise it computes them in every layer, with three host synchronisations.
     """
 
     @functools.wraps(original)

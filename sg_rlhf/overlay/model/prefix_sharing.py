@@ -1,10 +1,9 @@
 """Prefix sharing: a micro-batch as one packed row that contains every prompt once.
 
-The responses of a group share their prompt, and a causal model's states of the prompt do not depend
-on what follows. A plain packed row repeats the prompt for every response. Here a prompt is one
-segment of the row, and each response is a segment that attends to the prompt's keys and its own.
-Log-probs and gradients are the same up to rounding, with fewer tokens. Prefix Grouper
-(arXiv:2506.05433) uses two attention calls; here it is one, with more keys than queries.
+A plain packed row repeats the prompt for every response of a group. Here a prompt is one segment of
+the row, and each response is a segment that attends to the prompt's keys and its own. Log-probs and
+gradients are the same up to rounding, with fewer tokens. Prefix Grouper (arXiv:2506.05433) uses two
+attention calls; here it is one, with more keys than queries.
 """
 
 from __future__ import annotations
@@ -18,12 +17,9 @@ from sg_rlhf.overlay.model.packed_attention import PackedRow, row_with_prefixes
 
 
 class SharedRow(NamedTuple):
-    """A packed row, and where the tokens of the micro-batch are in it.
+    """A packed row: ``tokens`` and ``positions`` [1, T], from 0 in each sample.
 
-    Attributes:
-        tokens: [1, T], token ids.
-        positions: [1, T], position of each token in its sample, from 0.
-        positions_of_batch: [B, L], index in the row of each token of the batch; -1 for padding.
+    ``positions_of_batch`` [B, L]: index in the row of each token of the batch; -1 for padding.
     """
 
     tokens: Tensor
@@ -35,17 +31,13 @@ class SharedRow(NamedTuple):
 def pack_with_shared_prompts(
     sequences_BL: Tensor, attention_BL: Tensor, actions_BL: Tensor
 ) -> SharedRow | None:
-    """Pack a micro-batch with each prompt once.
+    """Pack a micro-batch with each prompt once; None if no two prompts are equal.
 
     Args:
-        sequences_BL: [B, L], token ids on any device; from CUDA they are copied with a host
-            synchronisation.
+        sequences_BL: [B, L], token ids; from CUDA they are copied with a host synchronisation.
         attention_BL: [B, L], not 0 on tokens.
         actions_BL: bool [B, L], positions whose next token the policy sampled. A prompt ends with
             the first of them.
-
-    Returns:
-        The packed row; None if no two prompts are equal.
     """
     batch, length = sequences_BL.shape
     sequences = sequences_BL.cpu()

@@ -1,10 +1,9 @@
 """Rotary frequencies in float32 under ZeRO-3.
 
-Under ZeRO-3 a bf16 model is built inside DeepSpeed's ``zero.Init``, which converts every float
-tensor to bf16, also the rotary ``inv_freq``. Transformers keeps it in float32 otherwise, and so
-does vLLM. In bf16 its entries are off by up to 0.2 %, an angle error that grows with the position:
-the trainer then scores another model than the one that sampled. Here the buffers are recomputed
-after loading; DeepSpeed does not touch float32 buffers later.
+DeepSpeed's ``zero.Init`` converts every float tensor of a bf16 model to bf16, also the rotary
+``inv_freq``, which transformers and vLLM keep in float32. In bf16 its entries are off by up to
+0.2 %, an angle error that grows with the position: the trainer then scores another model than the
+one that sampled. Here the buffers are recomputed after loading.
 """
 
 from __future__ import annotations

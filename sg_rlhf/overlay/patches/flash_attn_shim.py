@@ -1,10 +1,8 @@
 """Satisfies upstream's module-level ``import flash_attn`` where flash-attn is not installed.
 
-``openrlhf/models/ring_attn_utils.py`` imports five helpers at module level. Four of them pack
-samples, which is index arithmetic. The fifth serves ring attention, which needs flash-attn itself.
-The shim creates only the two modules that upstream names, and not their parent ``flash_attn``. So
-``find_spec`` and all other imports find no flash-attn, and transformers, vLLM and upstream use
-their fallbacks.
+``openrlhf/models/ring_attn_utils.py`` imports five helpers: four pack samples, the fifth serves
+ring attention. The shim creates only the two modules that upstream names, and not their parent. So
+``find_spec`` and all other imports find no flash-attn, and use their fallbacks.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Runs a model's own code only if the recipe names the model (``sg.trust_remote_code``).
 
-Upstream loads every configuration, tokenizer, model and engine with ``trust_remote_code=True``, so
-a file of a downloaded model would run with all rights of the user. All of them get such a file
-through one function of transformers, which is wrapped here.
+Upstream loads everything with ``trust_remote_code=True``: a file of a downloaded model would run
+with all rights of the user. All such files come through one function of transformers.
 """
 
 from __future__ import annotations
@@ -19,12 +18,9 @@ GENERATE = "custom_generate/"
 
 
 def trust_named_repos_only(original: Callable[..., str]) -> Callable[..., str]:
-    """Wrap ``get_cached_module_file``, through which transformers gets any code of a model.
+    """Wrap ``get_cached_module_file``; it raises for a model that the recipe does not name:
 
-    The wrapped function raises, for a model that the recipe does not name:
-
-        FileNotFoundError: for the model's own ``generate``, as if the model had none.
-        ModelCodeError: for any other file; one line with the remedy.
+    FileNotFoundError for the model's own ``generate``, as if it had none, else ModelCodeError.
     """
 
     @functools.wraps(original)

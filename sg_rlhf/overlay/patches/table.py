@@ -132,11 +132,7 @@ def apply_at_import(patches: Iterable[Patch]) -> None:
 
 
 def _on_upstream(patch: Patch, _module: ModuleType) -> None:
-    """Apply a row after the import of its module.
-
-    This imports our module, too. If our module is the one that imports upstream's, its replacement
-    does not exist yet, and :func:`_on_ours` applies the row.
-    """
+    """Apply a row after the import of its module, or, if our module imports that, after ours."""
     _imported.add(patch.module)
     ours, _, name = patch.replacement.partition(":")
     # Check _applied after the import, which may have applied the row.

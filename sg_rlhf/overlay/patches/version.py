@@ -39,11 +39,7 @@ def upstream_root() -> Path:
 
 
 def check_version(version: str | None = None) -> None:
-    """Raise unless the installed OpenRLHF is exactly the pinned version.
-
-    Raises:
-        UpstreamMissing, UpstreamChanged: it is not installed, or another version.
-    """
+    """Raise UpstreamMissing or UpstreamChanged unless OpenRLHF is exactly the pinned version."""
     if version is None:
         upstream_root()
         version = metadata.version("openrlhf")

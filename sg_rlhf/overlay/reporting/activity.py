@@ -1,9 +1,8 @@
 """Current activity of a run's processes, as rows of one file: ``logs/phases.jsonl``.
 
 Each process appends its own rows, on every node: phases with their progress, messages, and the
-section of the rollout step that the controller is in. :mod:`sg_rlhf.overlay.reporting.terminal`
-shows them. The last line of a run that ended names the last section. A process writes nothing until
-:func:`write_to` has named the file, so the functions below also work without a run directory.
+section of the rollout step that the controller is in. :mod:`.terminal` shows them. A process writes
+nothing until :func:`write_to` has named the file.
 """
 
 from __future__ import annotations

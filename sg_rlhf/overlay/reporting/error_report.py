@@ -80,10 +80,7 @@ def _cause_line(cause: BaseException) -> str:
 
 
 def last_line(lines: list[str]) -> str:
-    """The error of a traceback: like one, Ray's text of a worker's error ends with that error.
-
-    Pydantic adds a line with the address of a page to its errors; it is ignored.
-    """
+    """The error of a traceback, or of Ray's text of one, without Pydantic's address of a page."""
     useful = [n for n in lines if not n.strip().startswith("For further information visit")]
     return (useful or lines)[-1].strip()
 

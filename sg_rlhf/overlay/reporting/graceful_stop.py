@@ -1,10 +1,9 @@
 """Ends a run on SIGTERM or SIGHUP: a scheduler takes the machine away, or a terminal is closed.
 
-The controller may run on another node, and it saves only between two rollouts. So the driver
-creates a file in the run directory and waits. The controller looks for the file after every
-rollout, saves a checkpoint and ends. If that takes longer than the grace time, or with a second
-signal, the run ends without a checkpoint. Signals within a second are one: ``timeout`` signals its
-child and then the child's process group.
+The controller may run on another node, so the driver creates a file in the run directory. The
+controller looks for it after every rollout, saves a checkpoint and ends. If that takes longer than
+the grace time, or with a second signal, the run ends without a checkpoint. Signals within a second
+are one: ``timeout`` signals its child and then the child's process group.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Shows a run on the terminal: current phases, a progress bar, and one line per evaluation.
 
-If standard error is a file, each rollout is a line and there is no bar.
-
-The output of the workers is long and interleaved, so it goes to files (``logs/`` in the run
-directory) unless ``sg.verbose=true``. A thread of the driver reads the run directory. That works
-with workers on other nodes, because the directory is shared.
+If standard error is a file, each rollout is a line and there is no bar. The output of the workers
+goes to files (``logs/`` in the run directory) unless ``sg.verbose=true``. A thread of the driver
+reads the run directory, which also works with workers on other nodes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The controller's wall clock: seconds of each section of a rollout step.
 
-Upstream times four calls and logs their sum as the step, so time between them is missing. Here
-every second between two rows of ``metrics.jsonl`` belongs to the current section, or to ``other``
-(:mod:`sg_rlhf.run_dir.timing_keys`).
+Every second between two rows of ``metrics.jsonl`` belongs to the current section, or to ``other``
+(:mod:`sg_rlhf.run_dir.timing_keys`). Upstream times four calls alone.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Buffer of an asynchronous run: rollouts are generated while the policy trains on earlier ones.
 
 Prompts are submitted in batches of ``rollout.vllm_generate_batch_size``, each by its own thread.
-Responses depend only on the batch's number and the prompt's index in it. The controller takes
-``rollout.batch_size`` prompts for each update. ``sg.stale`` selects how staleness is bounded:
+Responses depend only on the batch's number and the prompt's index in it. ``sg.stale``:
 
 - ``wait``: prompts are trained in the order in which they were drawn. A batch is submitted only
   when its last prompt will be trained within the bound, so no sample is ever too old.
@@ -45,8 +44,7 @@ class PromptBatch:
         prompts: rows of the data loader, of one prompt each, in the order of drawing.
         completed: index in ``prompts`` -> the prompt's samples; [] if they were taken or dropped.
         is_epoch_end: whether the epoch's data ended with this batch.
-        n_completed: prompts completed since a rollout last took some of this batch.
-        n_passed: those of them that dynamic filtering kept.
+        n_completed, n_passed: prompts completed since a rollout last took some; not filtered out.
     """
 
     number: int
@@ -305,8 +303,7 @@ class AsyncRolloutBuffer:
     def state(self) -> dict[str, Any]:
         """The data loader's state, and the prompts that were drawn and are not trained yet.
 
-        A resumed run submits pending prompts again, with the same seeds. Before its first
-        submission this returns the restored state unchanged.
+        Before the first submission of a resumed run this is the restored state.
         """
         with self._changed:
             if self._restored is not None:

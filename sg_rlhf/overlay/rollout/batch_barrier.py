@@ -1,8 +1,8 @@
 """Start the first requests of a batch together and in a fixed order.
 
-Requests arrive one by one while the engine already computes, so its first steps would hold three
-prompts in one run and five in another. The batch size changes rounding, and now and then a sampled
-token: enough that a resumed run would differ from an uninterrupted one.
+Requests arrive one by one while the engine already computes, so the sizes of its first batches
+would vary. They change rounding, and now and then a sampled token: enough that a resumed run would
+differ from an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -38,9 +38,7 @@ class BatchBarrier(Generic[T]):
             self._complete.set()
 
     async def arrive(self, key: RequestKey, add: Callable[[], Awaitable[T]]) -> T:
-        """Wait for the batch, add the request and return what ``add`` returns, or the engine's
-        error.
-        """
+        """Wait for the batch, add the request; the result of ``add``, or the engine's error."""
         if self._failure is not None:
             raise self._failure
         result: asyncio.Future[T] = asyncio.get_running_loop().create_future()

@@ -64,10 +64,7 @@ class RolloutDispatcher:
         self._pending: dict[ObjectRef, _Request] = {}
 
     def submit(self, prompts: Iterable[dict[str, Any]], num_samples: int) -> None:
-        """Send prompts, each to the engine with the fewest pending responses.
-
-        The prompts of the first call form one batch per engine.
-        """
+        """Send prompts to the engines with the fewest pending responses, at first as a batch."""
         # Counted here, not queried from the engines: one of them may be lost unnoticed.
         load = [0] * len(self._engines.handles)
         for request in self._pending.values():
@@ -94,11 +91,7 @@ class RolloutDispatcher:
         self._pending[reference] = request
 
     def completions(self) -> Iterator[tuple[int, list[Response]]]:
-        """Yield each prompt's number and responses, in the order of completion.
-
-        Raises:
-            RunStopped: an engine is lost and cannot be restarted.
-        """
+        """Yield each prompt's number and responses as they complete; raises EngineLost."""
         lost: dict[int, str] = {}
         while self._pending or lost:
             if not self._pending:  # a restart syncs all engines, so the others must be idle

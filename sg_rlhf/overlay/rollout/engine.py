@@ -53,13 +53,10 @@ Barrier = BatchBarrier[RequestOutputCollector]
 
 @dataclass
 class _Response:
-    """A response that is being generated.
+    """A response that is being generated; a dialogue makes several requests (``turn``).
 
-    Attributes:
-        barrier: of the batch; None for none.
-        turn: requests made so far; a dialogue makes several.
-        generated_tokens: the model's tokens of earlier turns.
-        version_runs: weight version of each token (:mod:`sg_rlhf.run_dir.weight_versions`).
+    ``generated_tokens``: of earlier turns. ``version_runs``: see
+    :mod:`sg_rlhf.run_dir.weight_versions`.
     """
 
     seed_key: SeedKey
@@ -146,10 +143,9 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class): 
         check_agent_rewards(self.executor)
 
     async def _fail_pending_calls(self) -> None:
-        """Fail pending calls to a core that died.
+        """Fail pending calls to a core that died, which may be while the engine starts.
 
-        vLLM fails pending responses only. Other calls (pause, wake up, receive weights) would never
-        return. It runs from before there is a core, which may die while the engine starts.
+        vLLM fails pending responses only: pause, wake up, receive weights would never return.
         """
         while not (hasattr(self, "llm") and self.llm.errored):
             await asyncio.sleep(DEAD_CORE_SECONDS)
@@ -168,13 +164,9 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class): 
         tag: RequestTag | None = None,
         **kwargs: Any,
     ) -> list[Response]:
-        """Generate and score the responses to one prompt.
+        """Generate and score the responses to one prompt; each ends with its chat format's turn.
 
-        A response ends with the turn of the prompt's chat format.
-
-        Raises:
-            RewardError: a response has no valid reward.
-            EngineReplaced: the request is for an earlier instance of this engine.
+        Raises RewardError, or EngineReplaced if the request is for an earlier instance.
         """
         if tag is not None and tag.instance_id != self._instance_id:
             raise EngineReplaced("the request was for this engine before its restart")
@@ -227,10 +219,7 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class): 
         sampling_params: SamplingParams,
         multi_modal_data: Any = None,
     ) -> RequestOutput:
-        """Upstream's vLLM request, with the seed of the current response.
-
-        The first requests of a batch start together (:mod:`.batch_barrier`).
-        """
+        """Upstream's vLLM request, with the seed of the current response and a batch barrier."""
         response = _response.get()
         if response is None:
             return await super().generate(prompt_token_ids, sampling_params, multi_modal_data)
@@ -287,9 +276,7 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class): 
         return EngineInstance(self._instance_id, node, processes, group and group.id.hex())
 
     def _check_reward(self, output: Response, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Convert a response's reward, score and logs to floats; RewardError names what is no
-        number.
-        """
+        """Convert a response's reward, score and logs to floats; raises RewardError."""
         try:
             self._convert_numbers(output)
         except reward_values.RewardValueError as error:
@@ -309,17 +296,13 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class): 
         await self.llm.is_sleeping()
 
     async def core_error(self) -> str:
-        """The last error that vLLM's core, a process of its own, has written to the log; "" if
-        none.
-        """
+        """The last error that vLLM's core, a process of its own, has logged; "" without one."""
         return next(filter(None, map(core_errors.last_error, core_errors.OWN_LOGS)), "")
 
     async def receive_bucket(
         self, metadata: Any, first: bool, last: bool, handles: Any = None
     ) -> list[str | None]:
-        """Receive one bucket of a weight sync; an error message per worker, None where there is
-        none.
-        """
+        """Receive one bucket of a weight sync; per worker an error message, or None."""
         errors: list[str | None] = await self.llm.collective_rpc(
             "receive_bucket", args=(metadata, first, last, handles)
         )

@@ -69,12 +69,7 @@ class EnvironmentAgent(AgentExecutorBase):  # type: ignore[misc]  # upstream has
         llm_engine: TokenEngine,
         images: object = None,
     ) -> Response:
-        """Sample and grade one rollout.
-
-        Raises:
-            RewardError: the label is wrong, or there are images.
-            EnvironmentDown: the environment does not work, or fails too often.
-        """
+        """Sample and grade one rollout; raises RewardError for a wrong label, EnvironmentDown."""
         if self._codec is None:  # upstream copies the tokenizer for every prompt
             self._codec = TokenizerCodec(hf_tokenizer)
         codec = self._codec

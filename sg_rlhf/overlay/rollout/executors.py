@@ -25,12 +25,8 @@ Reward: TypeAlias = Callable[[Completion], Awaitable[RewardFields]]
 class StrictSingleTurnExecutor(SingleTurnAgentExecutor):  # type: ignore[misc]  # upstream has no types
     """Grades the response's own tokens, and stops where a reward function fails.
 
-    Upstream decodes the prompt's tokens again, together with the response's, and leaves it to the
-    reward function where the response begins. It logs whatever a reward function raises and
-    continues with ``reward=None``.
-
-    Args:
-        remote_rm_url: ``reward.remote_url``; None without a reward function.
+    Upstream passes the decoded prompt and response as one text, logs whatever a reward function
+    raises and continues with ``reward=None``.
     """
 
     def __init__(self, remote_rm_url: list[str] | str | None = None) -> None:
@@ -47,12 +43,7 @@ class StrictSingleTurnExecutor(SingleTurnAgentExecutor):  # type: ignore[misc]  
         *args: Any,
         **kwargs: Any,
     ) -> Response:
-        """Generate and grade a response.
-
-        Raises:
-            RewardError: the reward function raised, or returned no reward; one line with the
-                cause and the sample.
-        """
+        """Generate and grade a response; raises RewardError with the cause and the sample."""
         output: Response = await super().execute(
             prompt, label, sampling_params, max_length, hf_tokenizer, *args, **kwargs
         )
@@ -76,11 +67,7 @@ class StrictSingleTurnExecutor(SingleTurnAgentExecutor):  # type: ignore[misc]  
 
 
 def reward_of(remote_rm_url: list[str] | str) -> Reward:
-    """The reward of ``reward.remote_url``: a domain's, a user's function, or servers'.
-
-    Args:
-        remote_rm_url: ``domain:NAME[/GRADER]``, a Python file, or servers' addresses.
-    """
+    """The reward ``domain:NAME[/GRADER]``, of a Python file, or of servers' addresses."""
     endpoints = [remote_rm_url] if isinstance(remote_rm_url, str) else remote_rm_url
     if endpoints[0].startswith(registry.PREFIX):
         _, grader = registry.named_in(endpoints[0])
@@ -108,8 +95,7 @@ def reward_of(remote_rm_url: list[str] | str) -> Reward:
 
 
 def check_agent_rewards(executor: AgentExecutorBase) -> None:
-    """Make the ``step`` of an upstream multi-turn agent raise RewardError if its reward is no
-    tensor.
+    """Make the ``step`` of a multi-turn agent raise RewardError if its reward is no tensor.
 
     Upstream calls ``rewards.item()``, which ends in an AttributeError without the agent's name.
     """

@@ -47,8 +47,7 @@ class SamplesGenerator:
     """Generates whole rollouts, in the order of their prompts.
 
     Differences to upstream: an epoch ends where its prompts no longer fill a rollout
-    (:mod:`sg_rlhf.overlay.settings.rollout_plan`); a lost engine is replaced (:mod:`.dispatch`); a
-    response may end with its first token, which upstream's engine masks and its trainer does not.
+    (:mod:`sg_rlhf.overlay.settings.rollout_plan`); a lost engine is replaced (:mod:`.dispatch`).
     """
 
     clock: PhaseTimer = PhaseTimer()
@@ -74,10 +73,7 @@ class SamplesGenerator:
 
     @torch.no_grad()
     def generate_samples(self) -> RolloutSamples:
-        """Responses to the next ``rollout.batch_size`` prompts.
-
-        An asynchronous run takes them from its buffer, once they are complete.
-        """
+        """Responses to the next ``rollout.batch_size`` prompts, from the buffer of an async run."""
         if self.buffer is not None:
             with self.clock.section("generation"):  # waiting
                 return self.buffer.pop_batch(self.step)
@@ -130,11 +126,7 @@ class SamplesGenerator:
     def generate_eval_samples(
         self, loader: StatefulDataLoader, sampling: Sampling, namespace: str = "rollout"
     ) -> list[Experience]:
-        """Responses to every prompt of an evaluation set, in the order of the prompts.
-
-        Raises:
-            RewardError: a reward is not finite.
-        """
+        """Responses to every prompt of an evaluation set, in order; RewardError if not finite."""
         rows = iter(loader)
         total = len(loader) * sampling.n_samples_per_prompt
         all_samples: list[Experience] = []
@@ -232,8 +224,7 @@ class SamplesGenerator:
     def _is_filtered_out(self, samples: list[Experience]) -> bool:
         """Whether the mean score of a prompt's responses is outside the filter's range.
 
-        Responses without a token do not count; a prompt with no other has nothing to train on.
-        Adds the tokens of a filtered prompt to the count.
+        Responses without a token do not count. Adds the tokens of a filtered prompt to the count.
         """
         if not samples or any(sample.scores is None for sample in samples):
             return False

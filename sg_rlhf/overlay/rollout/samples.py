@@ -76,13 +76,9 @@ class Sampling:
 
 @dataclass(frozen=True)
 class RolloutSamples:
-    """The samples of a rollout, or none.
+    """The samples of a rollout, one response each in the order of the prompts, or none.
 
-    Attributes:
-        samples: experiences of one response each, in the order of the prompts.
-        pass_rate: share of prompts in % that passed dynamic filtering; None without it.
-        prompts_drawn: prompts that were read from the data set.
-        is_epoch_over: whether the rest of the epoch does not fill a rollout.
+    ``pass_rate``: share of prompts in % that passed dynamic filtering; None without it.
     """
 
     samples: list[Experience]
@@ -94,13 +90,9 @@ class RolloutSamples:
 def to_experience(response: Response, max_len: int) -> Experience:
     """A response as an experience of one sample, with ``weight_runs``.
 
-    It differs from upstream's conversion in two ways:
-
-    - The response length counts the model's tokens alone. Upstream takes the distance from the
-      first to the last of them: an environment's text in between would count in the metrics and in
-      the overlong penalty.
-    - A response counts as truncated if an environment's text fills the context, so that the model
-      could not continue. Upstream's multi-turn executor stops there, and does not mark it.
+    Other than upstream, the response length counts the model's tokens alone, without an
+    environment's text in between. A response also counts as truncated if an environment's text
+    fills the context.
     """
     token_ids = response["observation_tokens"]
     n_tokens = min(len(token_ids), max_len)

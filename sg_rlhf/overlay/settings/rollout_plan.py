@@ -14,11 +14,8 @@ from sg_rlhf.overlay.settings.lookup import value_of
 class Plan:
     """The rollouts and optimizer steps that a data set gives a run.
 
-    Attributes:
-        left_out: prompts of an epoch that fill no rollout; 0 under dynamic filtering, which
-            takes replacements from them.
-        epoch_rollouts: rollouts of an epoch; under dynamic filtering the most there can be.
-        optimizer_steps: optimizer steps of the run, over which the learning rate is scheduled.
+    ``left_out``: prompts of an epoch that fill no rollout; 0 under dynamic filtering, which takes
+    replacements from them. Then ``epoch_rollouts`` is the most there can be.
     """
 
     prompts: int

@@ -28,12 +28,8 @@ START_SECONDS = 1800.0
 class WorkerSettings:
     """Settings that a worker process reads from its environment.
 
-    Attributes:
-        share_prompts: a packed row holds each prompt once (``sg.share_prompts``).
-        param_dtype: ``ds.param_dtype``, which upstream does not pass to the engines.
-        trusted_models: models whose own code may run (``sg.trust_remote_code``).
-        engine_args: vLLM's arguments that the recipe sets (``vllm.engine_args``).
-        activity_log: file that :mod:`sg_rlhf.overlay.reporting.activity` writes; "" for none.
+    Upstream does not pass ``param_dtype`` to the engines. ``activity_log`` is the file that
+    :mod:`sg_rlhf.overlay.reporting.activity` writes; "" for none.
     """
 
     fused_log_probs: bool = True
@@ -91,9 +87,6 @@ def uses_fused_log_probs(args: Namespace) -> bool:
 
 
 def shares_prompts(args: Namespace) -> bool:
-    """Whether the packed rows of a run hold each prompt once.
-
-    That needs the attention and the log-prob head of the overlay.
-    """
+    """Whether packed rows hold each prompt once; needs the overlay's attention and head."""
     packed = args.ds.packing_samples and args.ds.attn_implementation == VARLEN
     return bool(args.sg.share_prompts and packed and uses_fused_log_probs(args))

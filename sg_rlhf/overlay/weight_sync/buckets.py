@@ -1,12 +1,9 @@
 """The layout of a weight sync's buckets, and their checksum.
 
 A bucket is one flat buffer of int64 words. It has the bytes of its tensors, each at a multiple of
-:data:`ALIGNMENT`, with zeros in between. Its last word is the sum of all words before, mod 2**64.
-The receiver computes the sum of the words that arrived and compares. An integer sum does not depend
-on its order, so every device computes the same.
-
-The sum shows every change of a single word. It does not show exchanged words, or changes that
-cancel; the log-prob check compares the loaded weights themselves (:mod:`.log_prob_check`).
+:data:`ALIGNMENT`, with zeros in between. Its last word is the sum of all words before, mod 2**64,
+which does not depend on their order, so every device computes the same. It does not show exchanged
+words, or changes that cancel; the log-prob check (:mod:`.log_prob_check`) does.
 """
 
 from __future__ import annotations
@@ -80,11 +77,7 @@ def _aligned(offset: int) -> int:
 
 
 def pack(bucket: Bucket, tensors: Iterable[torch.Tensor], buffer: torch.Tensor) -> None:
-    """Write tensors and their checksum into an int64 buffer of at least ``bucket.words``.
-
-    Raises:
-        ValueError: a tensor has another shape or dtype than its slot.
-    """
+    """Write tensors and their checksum into an int64 buffer; ValueError for another shape."""
     data = buffer[: bucket.data_words].view(torch.uint8)
     end = 0
     for slot, tensor in zip(bucket.slots, tensors, strict=True):

@@ -58,11 +58,7 @@ class CpuWorkerWrap(BucketWorkerWrap, SeededSamplingExtension):
 
 
 def pack_experts_again(model: torch.nn.Module) -> None:
-    """Have a reload pack the experts of an MoE.
-
-    vLLM packs them for its CPU kernel only where a layer has no kernel yet. It would leave reloaded
-    ones unpacked.
-    """
+    """Have a reload pack the experts of an MoE: vLLM packs only where a layer has no kernel yet."""
     for module in model.modules():
         method: Any = getattr(module, "quant_method", None)
         if hasattr(method, "moe_kernel"):
@@ -72,9 +68,8 @@ def pack_experts_again(model: torch.nn.Module) -> None:
 def repack_tied_heads(model: torch.nn.Module) -> None:
     """Repack output heads that are tied to the embedding.
 
-    vLLM's CPU head multiplies by a packed copy of its weight. A reload makes a new copy when the
-    layer's own tensors arrive. A tied head has no tensors of its own, and would keep the weights
-    that the engine started with.
+    vLLM's CPU head multiplies by a packed copy of its weight, made when the layer's own tensors
+    arrive. A tied head has none, and would keep the weights that the engine started with.
     """
     embeddings = {
         id(module.weight)

@@ -1,7 +1,6 @@
 """The log-prob checks of a rollout and of a weight sync: engines and trainer must agree.
 
-Both compute the log-probs of the same sequences with the weights they have now. A weight that was
-not updated, or that was loaded in a wrong layout, changes the engine's log-probs.
+A weight that was not updated, or was loaded in a wrong layout, changes the engine's log-probs.
 """
 
 from __future__ import annotations
@@ -48,15 +47,11 @@ def check(
     sync: int,
     tolerances: float = 1.0,
 ) -> dict[str, float]:
-    """Compare the log-probs of trainer and engines; they compute them at the same time.
+    """Compare the log-probs of trainer and engines, which compute at the same time.
 
-    Returns:
-        ``sync/log_prob_diff_mean`` and ``sync/log_prob_diff_max``: mean and maximum of
-        abs(trainer's - engine's log-prob) over the response tokens of all engines, in nats.
-
-    Raises:
-        SyncError: the mean is above ``tolerances`` times ``sg.sync_check_tolerance``.
-        EngineLost: an engine is lost and cannot be replaced.
+    Returns mean and maximum (``sync/log_prob_diff_mean``, ``..._max``) of abs(trainer's - engine's
+    log-prob) over the response tokens of all engines, in nats. Raises SyncError if the mean is
+    above ``tolerances`` times ``sg.sync_check_tolerance``, or EngineLost.
     """
     sequences = [ids for ids, _ in batch]
     trainer_refs = policy.async_run_method(method_name="prompt_log_probs", sequences=sequences)
@@ -93,9 +88,8 @@ def check(
 def stop_limit(args: Namespace) -> float:
     """The mean mismatch of samples, in nats, that stops a run.
 
-    It is :data:`STOP_AT` times ``sg.sync_check_tolerance``, where trainer and engine should agree.
     Samples of older weights (``sg.max_staleness``) and a correction
-    (``algo.advantage.is_correction_level``) expect a mismatch. There it is :data:`ABSOLUTE_LIMIT`.
+    (``algo.advantage.is_correction_level``) expect a mismatch: there it is :data:`ABSOLUTE_LIMIT`.
     """
     if is_stale(args) or args.algo.advantage.is_correction_level != "off":
         return ABSOLUTE_LIMIT
@@ -105,11 +99,8 @@ def stop_limit(args: Namespace) -> float:
 def check_samples(mean: float, args: Namespace, step: int) -> None:
     """Compare the log-probs that the engine sampled by with the trainer's, before an update.
 
-    :func:`check` runs before the engine sleeps, and after some syncs only. Weights that a sleep
-    damages, and those that an engine has at the start of a run, show here.
-
-    Raises:
-        SyncError: the mean is above :func:`stop_limit`. A NaN passes (``sg.on_nonfinite``).
+    Finds weights that a sleep damages, or that an engine has at the start of a run. Raises
+    SyncError for a mean above :func:`stop_limit`. A NaN passes (``sg.on_nonfinite``).
     """
     limit = stop_limit(args)
     if mean > limit:
@@ -123,10 +114,7 @@ def check_samples(mean: float, args: Namespace, step: int) -> None:
 
 
 def warn_of_mismatch(metrics: Mapping[str, Any], args: Namespace, rollout: int) -> None:
-    """Warn of a rollout whose mismatch is above ``sg.sync_check_tolerance``.
-
-    Not for samples of older weights, where the two policies differ by intent.
-    """
+    """Warn of a mismatch above ``sg.sync_check_tolerance``, unless older weights explain it."""
     mean, tolerance = metrics.get(MISMATCH, 0.0), args.sg.sync_check_tolerance
     if mean > tolerance and not is_stale(args):
         message = (

@@ -1,9 +1,8 @@
 """The engine's side of the weight sync in buckets: an extension of vLLM's worker.
 
 After loading, vLLM changes the layout of weights: CPU linear layers and quantised layers are
-packed, the experts of an MoE are reordered for their kernel. Tensors of a checkpoint cannot be
-copied into such weights. vLLM's layerwise reload rebuilds a layer once all of its tensors have
-arrived. It begins with the first bucket of a sync and ends after the last.
+packed, experts are reordered. Tensors of a checkpoint cannot be copied into such weights. vLLM's
+layerwise reload rebuilds a layer once all of its tensors have arrived.
 """
 
 from __future__ import annotations
@@ -75,12 +74,8 @@ class BucketWorkerWrap(WorkerWrap):  # type: ignore[misc]  # upstream has no typ
     ) -> str | None:
         """Receive one bucket of a sync, verify its checksum and load its tensors.
 
-        Args:
-            handles: with the first bucket on a shared GPU: physical GPU -> CUDA IPC handle of the
-                buffer that all buckets arrive in. None for a broadcast.
-
-        Returns:
-            None, or one line with the error. Then nothing of the bucket is loaded.
+        ``handles``: with the first bucket on a shared GPU, physical GPU -> CUDA IPC handle of the
+        buffer; None for a broadcast. Returns None, or an error in one line and loads nothing.
         """
         bucket = buckets.from_metadata(metadata)
         if first:

@@ -1,14 +1,12 @@
 """The trainer's side of the weight sync: a few buckets instead of a message per tensor.
 
 Upstream sends tensor by tensor, each with a remote call to every engine: 434 round trips for 3B.
-Here tensors are sent in buckets of 64 or 512 MiB (:mod:`.buckets`): per bucket one call to every
-engine, one transfer and one load, with a checksum. The transports are upstream's:
+Here a bucket of 64 or 512 MiB (:mod:`.buckets`) is one call, one transfer and one load. The
+transports are upstream's: a broadcast by NCCL (gloo on the CPU) from rank 0 to the workers of all
+engines, or on a shared GPU one buffer, whose CUDA IPC handle is opened once per sync.
 
-- a broadcast by NCCL (gloo on the CPU) from rank 0 to the workers of all engines;
-- on a shared GPU one buffer, whose CUDA IPC handle is opened once per sync.
-
-vLLM's own weight transfer (``vllm.distributed.weight_transfer``) also packs. It does not run on the
-CPU, has neither a checksum nor a deadline, and under ZeRO-3 would gather each parameter separately.
+vLLM's own weight transfer does not run on the CPU, has neither a checksum nor a deadline, and under
+ZeRO-3 would gather each parameter separately.
 """
 
 from __future__ import annotations
@@ -84,9 +82,8 @@ class WeightSync:
     def send(self) -> None:
         """Send all weights once.
 
-        Raises:
-            SyncError: on rank 0, in one line: an engine that did not answer in time, failed, or
-                received something else than was sent. The other ranks then wait until the run ends.
+        Raises SyncError on rank 0, in one line, for an engine that did not answer in time, failed,
+        or received something else. The other ranks then wait until the run ends.
         """
         self._started = time.monotonic()
         rank0 = torch.distributed.get_rank() == 0
@@ -155,10 +152,7 @@ class WeightSync:
         broadcast: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> None:
-        """Call a method of every engine, broadcast a buffer meanwhile, and wait for all answers.
-
-        ``action`` is for error messages: "engine 0 did not {action}".
-        """
+        """Call a method of every engine, broadcast meanwhile, wait; "engine 0 did not {action}"."""
         pending = {
             getattr(engine, method).remote(*args, **kwargs): index
             for index, engine in enumerate(self._trainer.vllm_engines or ())
@@ -189,8 +183,8 @@ class WeightSync:
 def _plain_segments() -> Iterator[None]:
     """Allocate GPU memory by cudaMalloc meanwhile, whatever ``PYTORCH_CUDA_ALLOC_CONF`` says.
 
-    The handle of an expandable segment is a file descriptor, which another process gets by
-    pidfd_getfd. Docker's default seccomp profile forbids that.
+    Docker's default seccomp profile forbids pidfd_getfd, by which another process would get the
+    handle of an expandable segment.
     """
     before = alloc_conf.current_alloc_conf()
     if not alloc_conf.conf_flag_enabled(before, alloc_conf.EXPANDABLE_SEGMENTS):

@@ -1,11 +1,8 @@
 """The policy's tensors as an engine loads them: a checkpoint's, with LoRA adapters merged.
 
-The engine holds the plain model. Upstream sends peft's parameters under peft's names, which vLLM
-does not know. Here an adapted layer is sent as one tensor, W + scaling * B A. It is merged when it
-is sent, in the dtype of W, as peft's ``merge`` does it. Adapters are never sent separately.
-
-Engines load checkpoints. transformers 5 stacks the experts of a mixture of experts when it loads a
-checkpoint, and splits them when it saves one. Here they are split in the same way.
+The engine holds the plain model. An adapted layer is sent as one tensor, W + scaling * B A, merged
+in the dtype of W as by peft's ``merge``. transformers 5 stacks the experts of a mixture of experts
+when it loads a checkpoint. Here they are split, as it does when it saves one.
 """
 
 from __future__ import annotations
@@ -25,9 +22,7 @@ from transformers.core_model_loading import revert_weight_conversion
 class TensorSource(NamedTuple):
     """How a tensor of the engine is computed from the policy's parameters.
 
-    Attributes:
-        parameters: the policy's parameters that it depends on; under ZeRO-3 they must be gathered
-            around ``materialize``. The first has the tensor's dtype.
+    Under ZeRO-3 ``parameters`` must be gathered around ``materialize``. The first has the dtype.
     """
 
     parameters: tuple[nn.Parameter, ...]
@@ -68,11 +63,7 @@ def _own_tensors(
 def _in_checkpoint_layout(
     model: nn.Module, own: dict[str, TensorSource]
 ) -> dict[str, TensorSource]:
-    """Replace tensors that have another layout in a checkpoint, such as stacked experts.
-
-    A tensor that is only renamed keeps its name, and so does one that a checkpoint joins with
-    others.
-    """
+    """Replace tensors that have another layout in a checkpoint, such as stacked experts."""
     layouts: dict[str, dict[str, torch.Tensor]] = {}
     for name, source in own.items():
         empty = torch.empty(source.shape, dtype=source.parameters[0].dtype, device="meta")
