@@ -123,11 +123,7 @@ def compared_rewards(
 
 
 def counted_std(rewards_BG: Tensor, counts_BG: Tensor, std: str = "sample") -> Tensor:
-    """Standard deviation [B, 1] of the rewards of each prompt that count, ``sample`` or
-    ``population``.
-
-    Exactly 0 for equal rewards, and for fewer than two that count.
-    """
+    """Standard deviation [B, 1] of a prompt's counted rewards, by n - 1 or n; 0 if equal."""
     rewards_BG = level_equal(rewards_BG, counts_BG)
     if bool(counts_BG.all()) and rewards_BG.shape[-1] > 1:
         return rewards_BG.std(-1, keepdim=True, correction=int(std == "sample"))

@@ -9,11 +9,7 @@ AGGREGATIONS = ("token-mean", "seq-mean", "prompt-mean")
 
 
 def check_aggregation(name: str) -> None:
-    """Refuse a name that is not in :data:`AGGREGATIONS`.
-
-    Raises:
-        ValueError: it is not.
-    """
+    """ValueError for a name that is not in :data:`AGGREGATIONS`."""
     if name not in AGGREGATIONS:
         raise ValueError(f"aggregation={name!r}: expected one of {', '.join(AGGREGATIONS)}")
 

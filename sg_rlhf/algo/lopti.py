@@ -20,11 +20,7 @@ PASSES = ("low", "rest")
 
 
 def in_pass(old_log_probs_BT: Tensor, threshold: float, name: str) -> Tensor:
-    """Bool [B, T]: the tokens of pass ``low`` (p_old < threshold) or ``rest``.
-
-    Raises:
-        ValueError: another name.
-    """
+    """Bool [B, T]: the tokens of pass ``low`` (p_old < threshold) or ``rest``; else ValueError."""
     if name not in PASSES:
         raise ValueError(f"pass={name!r}: expected one of {', '.join(PASSES)}")
     log_threshold = math.log(threshold) if threshold > 0 else -math.inf

@@ -7,10 +7,7 @@ from torch import Tensor
 
 
 def rows_not_finite(values: Tensor, mask_BT: Tensor | None = None) -> Tensor:
-    """Bool [B]: whether a sample has a NaN or an infinity where the mask is not 0.
-
-    ``values`` are [B, T] with a mask, and [B] or [B, 1] without.
-    """
+    """Bool [B]: whether values [B, T] (mask not 0), [B] or [B, 1] have a NaN or infinity."""
     bad = ~torch.isfinite(values)
     if mask_BT is not None:
         bad = bad & (mask_BT != 0)

@@ -1,8 +1,7 @@
 """Parameters of weightings and objectives, with their ranges.
 
 A class lists its parameters once, as fields of a frozen dataclass made by ``number``, ``integer``,
-``choice``, ``switch`` or ``numbers``. Constructing an instance checks them, so no value is used
-unchecked. Recipes, help texts and documentation read the same fields.
+``choice``, ``switch`` or ``numbers``. Recipes, help texts and documentation read the same fields.
 """
 
 from __future__ import annotations
@@ -34,10 +33,8 @@ class Range:
 
     Attributes:
         kind: ``number``, ``integer``, ``switch``, ``choice`` or ``numbers`` (a tuple, or None).
-        above: exclusive lower bound of a number, or None.
-        least: inclusive lower bound, or None.
-        most: inclusive upper bound, or None.
-        choices: the values of a ``choice``.
+        above: exclusive lower bound, or None.
+        least, most: inclusive bounds, or None.
         why: what goes wrong outside the range, for the error message.
     """
 
@@ -69,10 +66,7 @@ class Range:
         return noun + (f", {self.why}" if self.why else "")
 
     def normal(self, value: Any) -> Any:
-        """The value in the field's type: a list as a tuple, an int as a float for a ``number``.
-
-        Other values are returned unchanged, for the error message.
-        """
+        """The value in the field's type: a list as a tuple, an int as a float for a ``number``."""
         if self.kind == "numbers" and isinstance(value, list):
             return tuple(value)
         if self.kind == "number" and isinstance(value, int) and not isinstance(value, bool):
@@ -151,9 +145,7 @@ class Parameters:
         self.check()
 
     def check(self) -> None:
-        """Check conditions on several parameters; ParameterError or ValueError for those that
-        clash.
-        """
+        """Check conditions on several parameters; raises ParameterError or ValueError."""
 
     @classmethod
     def ranges(cls) -> dict[str, Range]:
@@ -172,11 +164,7 @@ class Parameters:
 
 
 def find_class(name: object, registry: Mapping[str, type[T]], base: type[T]) -> type[T]:
-    """The class of a registered name, or a subclass of ``base`` by ``package.module:Class``.
-
-    Raises:
-        ParameterError: there is no such class; the nearest name is given.
-    """
+    """A registered class, or a subclass of ``base`` by ``package.module:Class``; ParameterError."""
     if isinstance(name, str) and name in registry:
         return registry[name]
     if isinstance(name, str) and ":" in name:
@@ -187,11 +175,7 @@ def find_class(name: object, registry: Mapping[str, type[T]], base: type[T]) -> 
 
 
 def make(cls: type[T], parameters: Mapping[str, Any]) -> T:
-    """An instance with these parameters.
-
-    Raises:
-        ParameterError: an unknown parameter, with the nearest name, or a value out of range.
-    """
+    """An instance; ParameterError for an unknown parameter, with the nearest, or a bad value."""
     known = cls.ranges()
     for name in parameters:
         if name not in known:

@@ -65,11 +65,7 @@ def weight_shift(
     mask_BT: Tensor,
     context: TokenContext,
 ) -> Tensor:
-    """abs(w(p_trainer) - w(p_engine)) of the policy that sampled, before normalisation.
-
-    Returns:
-        [B, T], float64, without a gradient.
-    """
+    """abs(w(p_trainer) - w(p_engine)) before normalisation: [B, T], float64, no gradient."""
     pair = (old_log_probs_BT.detach(), engine_log_probs_BT.detach())
     ours, engines = (_weights_at(p, cfg, mask_BT, context, torch.float64) for p in pair)
     return (ours - engines).abs()

@@ -125,10 +125,7 @@ def dual_clip_zone(cfg: Weighting, dual_clip: float | None) -> tuple[float, floa
 def clip_levels(
     cfg: Weighting, eps_low: float, eps_high: float, dual_clip: float | None = None
 ) -> list[DeadZone]:
-    """The limits beyond which a weight zeroes a token's gradient at r = 1, reached or not.
-
-    None with the weight outside the clip.
-    """
+    """The limits beyond which a weight zeroes a gradient at r = 1; None outside the clip."""
     if cfg.placement == "outside":
         return []
     levels = [

@@ -1,8 +1,7 @@
 """Statistics of a batch's tokens, weights and loss, kept as additive sums.
 
-A mean of means is wrong as soon as micro-batches differ in length. So every quantity is kept as a
-sum over tokens. Sums are added over micro-batches, optimizer steps and ranks (an all-reduce of
-``TokenStatistics.sums``), and divided once at the end.
+A mean of means is wrong as soon as micro-batches differ in length. So sums over tokens are added
+over micro-batches, optimizer steps and ranks, and divided once at the end.
 """
 
 from __future__ import annotations
@@ -121,11 +120,7 @@ class TokenStatistics:
         return self.sums[_INDEX[name]]
 
     def mean(self, metric: str) -> Tensor:
-        """A metric that is a plain mean, such as ``clip_ratio`` or ``ppo_kl``.
-
-        Returns:
-            A float64 0-d tensor on the device; no host synchronisation.
-        """
+        """A plain mean, such as ``clip_ratio``: a float64 0-d tensor; no host synchronisation."""
         total, count, sign = _MEANS[metric]
         return sign * self._mean(total, count)
 

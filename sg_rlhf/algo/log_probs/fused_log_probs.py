@@ -176,11 +176,7 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor, *, first: bool) -> 
 
 
 def _columns(device: str, rows: int, weight: Tensor) -> int:
-    """Columns of a block.
-
-    Args:
-        weight: [V, H], the head's.
-    """
+    """Columns of a block for the head's weight [V, H]."""
     # Multiples of 128 suit the products; 512 are enough for them to be efficient.
     if device == "cuda":
         return min(_CUDA_COLUMNS, _CUDA_LOGITS // max(rows, 1) // 128 * 128)

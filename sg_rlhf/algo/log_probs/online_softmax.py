@@ -2,8 +2,7 @@
 
 :func:`fold` adds a block of logits to the running softmax of its rows (online softmax, arXiv
 1805.02867). :func:`logit_gradient` turns a block of logits into the gradient in these logits. The
-formulas are in :mod:`sg_rlhf.algo.log_probs.fused_log_probs`. Both work in place, with PyTorch's
-own operations, on every device.
+formulas are in :mod:`sg_rlhf.algo.log_probs.fused_log_probs`. Both work in place.
 
 Shape suffixes: ``N`` rows of a block, ``C`` columns of a block. ``index_N`` is the target's column
 relative to the block. It is below 0 or at least C where the target lies in another block.
@@ -34,15 +33,7 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def target_columns(index_N: Tensor, columns: int) -> tuple[Tensor, Tensor]:
-    """Where a row's target is in a block of logits.
-
-    Args:
-        index_N: the target's column relative to the block, int64.
-
-    Returns:
-        ``(inside_N, index_N1)``: whether the target is in the block, bool, and its column, limited
-        to [0, C - 1], so that it is a valid index where it is not.
-    """
+    """Whether the target is in the block, bool [N], and its column, limited to it, [N, 1]."""
     return (index_N >= 0) & (index_N < columns), index_N.clamp(0, columns - 1)[:, None]
 
 
@@ -53,9 +44,8 @@ class RunningSoftmax:
     Attributes:
         max_N: the largest logit.
         sum_N: sum of exp(z - max).
-        target_N: the target's logit; NaN until its block is seen, and where no block has it.
-        moment_N: sum of exp(z - max) (z - max), from which the entropy follows; None if the entropy
-            is not needed.
+        target_N: the target's logit; NaN where no block had it.
+        moment_N: sum of exp(z - max) (z - max), for the entropy; None without it.
     """
 
     max_N: Tensor
@@ -65,12 +55,7 @@ class RunningSoftmax:
 
     @classmethod
     def empty(cls, rows: Tensor, with_entropy: bool) -> RunningSoftmax:
-        """The state before the first block.
-
-        Args:
-            rows: [N, ...]; gives N, the device and the dtype of the sums.
-            with_entropy: whether to keep ``moment_N``.
-        """
+        """The state before the first block; ``rows`` [N, ...] gives N, the device and the dtype."""
         new: dict[str, Any] = {"dtype": accumulation_dtype(rows.dtype), "device": rows.device}
         n = len(rows)
         return cls(
@@ -92,14 +77,9 @@ class RunningSoftmax:
 
 
 def rescaling(before_N: Tensor, max_N: Tensor) -> tuple[Tensor, Tensor]:
-    """What to subtract from the logits, and the factor of the sums so far.
+    """``(shift_N, scale_N)``: to subtract from the logits; factor of the sums so far.
 
-    Args:
-        before_N: the largest logit before the block.
-        max_N: the largest logit with the block.
-
-    Returns:
-        ``(shift_N, scale_N)``. The shift is 0 where all logits so far are -inf: -inf - -inf is NaN.
+    The shift is 0 where all logits so far are -inf: -inf - -inf is NaN.
     """
     shift_N = torch.where(max_N == -torch.inf, 0.0, max_N)
     return shift_N, torch.exp(before_N - shift_N)
@@ -112,7 +92,6 @@ def fold(
 
     Args:
         logits: [N, C], before the division by the temperature; overwritten.
-        index_N: the target's column relative to the block, int64.
         temperature: T > 0.
 
     Returns:
@@ -153,11 +132,9 @@ def logit_gradient(
 
     Args:
         logits: [N, C], before the division by the temperature; overwritten.
-        index_N: the target's column relative to the block, int64.
         lse_N: log-sum-exp of the whole rows, after the division by the temperature.
         grad_N: gradient of the loss in the log-probs.
-        entropy_N: entropy of the rows; None if it has no gradient.
-        grad_entropy_N: gradient of the loss in the entropy, or None.
+        entropy_N, grad_entropy_N: entropy of the rows and the gradient in it, or None.
         temperature: T > 0.
 
     Returns:
@@ -182,12 +159,7 @@ def logit_gradient(
 
 @dataclass(frozen=True)
 class BlockKernel:
-    """The element-wise operations on a block of logits, between its matrix products.
-
-    Attributes:
-        fold: signature of :func:`fold`; its result is not used.
-        gradient: signature of :func:`logit_gradient`.
-    """
+    """The element-wise operations on a block, as :func:`fold` and :func:`logit_gradient`."""
 
     fold: Callable[..., Any]
     gradient: Callable[..., Tensor]

@@ -137,12 +137,7 @@ KERNEL = BlockKernel(fold, logit_gradient)
 
 
 def check(device: str) -> None:
-    """Run a kernel on one number.
-
-    Raises:
-        Exception: Triton's own, such as RuntimeError without a C compiler, with which it builds the
-            code that launches a kernel.
-    """
+    """Run a kernel on one number; raises Triton's own errors, such as without a C compiler."""
     softmax = RunningSoftmax.empty(torch.zeros(1, 1, device=device), with_entropy=False)
     target_N = torch.zeros(1, dtype=torch.long, device=device)
     fold(torch.zeros(1, 1, device=device), target_N, softmax, 1.0)

@@ -36,15 +36,9 @@ OBJECTIVES: dict[str, type[Objective]] = {objective.name: objective for objectiv
 
 
 def make_objective(type: str | Objective, parameters: Mapping[str, Any] | None = None) -> Objective:
-    """An objective by name, with its parameters.
+    """An objective by name or ``package.module:Class``; one that is an instance is returned.
 
-    Args:
-        type: a key of :data:`OBJECTIVES`, or ``package.module:Class``. An objective is returned as
-            it is.
-        parameters: name -> value; the others have their defaults.
-
-    Raises:
-        ParameterError: an unknown name or parameter (with the nearest one), or a bad value.
+    Raises ParameterError for an unknown name or parameter (with the nearest one) or a bad value.
     """
     if isinstance(type, Objective):
         return type
@@ -52,11 +46,7 @@ def make_objective(type: str | Objective, parameters: Mapping[str, Any] | None =
 
 
 def check_objective(objective: Objective, weighting: Weighting) -> None:
-    """Refuse an objective that cannot be combined with the weighting.
-
-    Raises:
-        ParameterError: a weight inside the clip, with an objective that has no such clip.
-    """
+    """ParameterError for a weight inside the clip, with an objective that has no such clip."""
     if weighting.placement == "inside" and not objective.takes_inside:
         raise ParameterError(
             "placement",

@@ -18,10 +18,7 @@ if TYPE_CHECKING:
 class Clip:
     """The PPO clip: r, or w r with the weight inside, is limited to [1 - eps_low, 1 + eps_high].
 
-    Attributes:
-        eps_low: lower clip range.
-        eps_high: upper clip range.
-        dual_clip: a token with A < 0 gives at least dual_clip A (arXiv 1912.09729), or None.
+    ``dual_clip``: a token with A < 0 gives at least dual_clip A (arXiv 1912.09729), or None.
     """
 
     eps_low: float
@@ -32,14 +29,7 @@ class Clip:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Sampled tokens.
-
-    Attributes:
-        ratio_BT: [B, T], r, with gradient.
-        weights_BT: [B, T], w, without a gradient.
-        advantages_BT: [B, T], A.
-        old_log_probs_BT: [B, T], log p_old.
-    """
+    """Sampled tokens: r with gradient, w without, A, and log p_old; all [B, T]."""
 
     ratio_BT: Tensor
     weights_BT: Tensor
@@ -49,13 +39,13 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Surrogate:
-    """What an objective returns.
+    """What an objective returns, all [B, T].
 
     Attributes:
-        value_BT: [B, T], J, to be maximised.
-        clipped_BT: bool [B, T], where the clip acted.
-        dual_clipped_BT: bool [B, T], where dual clip acted.
-        zeroed_BT: bool [B, T], where no policy gradient is left.
+        value_BT: J, to be maximised.
+        clipped_BT: bool, where the clip acted.
+        dual_clipped_BT: bool, where dual clip acted.
+        zeroed_BT: bool, where no policy gradient is left.
     """
 
     value_BT: Tensor
@@ -77,11 +67,7 @@ class Objective(Parameters):
     takes_inside: ClassVar[bool] = False
 
     def surrogate(self, tokens: Tokens, clip: Clip) -> Surrogate:
-        """J of each token, weighted.
-
-        Args:
-            clip: the clip range; an objective without a clip ignores it.
-        """
+        """J of each token, weighted; an objective without a clip ignores ``clip``."""
         raise NotImplementedError
 
 

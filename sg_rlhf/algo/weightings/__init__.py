@@ -57,13 +57,9 @@ WEIGHTINGS: dict[str, type[Weighting]] = {weighting.name: weighting for weightin
 
 
 def weighting_class(type: str) -> type[Weighting]:
-    """The class of a weighting.
+    """The class of a weighting: a key of :data:`WEIGHTINGS`, or ``package.module:Class``.
 
-    Args:
-        type: a key of :data:`WEIGHTINGS`, or ``package.module:Class``.
-
-    Raises:
-        ParameterError: there is none, and the nearest name is given; or its class lacks something.
+    Raises ParameterError with the nearest name, or with what the class lacks.
     """
     cls = find_class(type, WEIGHTINGS, Weighting)
     if cls not in _ALL:
@@ -72,12 +68,7 @@ def weighting_class(type: str) -> type[Weighting]:
 
 
 def make_weighting(type: str | Weighting, parameters: Mapping[str, Any] | None = None) -> Weighting:
-    """A weighting by name, with its parameters.
-
-    Args:
-        type: a key of :data:`WEIGHTINGS`, or ``package.module:Class``. A weighting is returned as
-            it is.
-        parameters: name -> value; the others have their defaults.
+    """A weighting by name (:func:`weighting_class`), with its parameters; an instance is returned.
 
     Raises:
         ParameterError: an unknown name or parameter (with the nearest one), or a bad value.

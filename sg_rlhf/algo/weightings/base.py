@@ -54,11 +54,7 @@ class TokenContext:
     mean_weight: Tensor | float | None = None
 
     def require(self, name: str, weighting: str) -> Tensor:
-        """One of the tensors, detached.
-
-        Raises:
-            ValueError: it is None.
-        """
+        """One of the tensors, detached; ValueError if it is None."""
         value: Tensor | None = getattr(self, name)
         if value is None:
             raise ValueError(f"weighting {weighting}: expected {name} of each token, got None")
@@ -114,9 +110,7 @@ class Weighting(Parameters):
     def weights(self, p_BT: Tensor, context: TokenContext) -> Tensor:
         """The weights of sampled tokens: [B, T], 0 or more, in the dtype of ``p_BT``.
 
-        Args:
-            p_BT: probabilities in [0, 1], float32 or float64.
-            context: what else the weighting reads (``uses``).
+        ``p_BT``: in [0, 1], float32 or float64. ``context``: what else the weighting reads.
         """
         raise NotImplementedError
 

@@ -14,11 +14,7 @@ _TOLERANCE = 1e-5
 
 
 def check_class(name: str, cls: type[Weighting]) -> None:
-    """Refuse a class whose weights cannot be computed.
-
-    Raises:
-        ParameterError: with the class, its file, the error and what to write.
-    """
+    """ParameterError for a class whose weights cannot be computed, with what to write."""
     place = place_of(cls)
 
     def refuse(expected: str) -> ParameterError:
@@ -45,8 +41,7 @@ def check_class(name: str, cls: type[Weighting]) -> None:
 def check_weights(weighting: Weighting) -> None:
     """Compute the weights of 33 tokens, with a context that has only the fields of ``uses``.
 
-    Raises:
-        ValueError: it fails, or a weight is negative, not finite, or outside ``bounds()``.
+    Raises ValueError if it fails, or a weight is negative, not finite, or outside ``bounds()``.
     """
     import torch
 
