@@ -8,8 +8,7 @@
 2. Submit the next prompts of an asynchronous run (``rollout.async_buffer``).
 3. Score: log-probs of policy and reference, KL, advantages, micro-batches
    (``learner.experience_maker``, ``learner.advantages``).
-4. Compute statistics and keep samples for the log (``rollout_stats``, ``mixed_scripts``,
-   ``sample_log``).
+4. Compute statistics and keep samples for the log (``rollout_stats``, ``sample_log``).
 5. Send the micro-batches to the ranks (``learner.replay_buffer``).
 6. Update the policy (``learner.update``).
 7. Sync the weights to the engines and compare log-probs (``engine_sync``, ``weight_sync``).

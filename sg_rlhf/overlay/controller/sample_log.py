@@ -18,6 +18,8 @@ from sg_rlhf.overlay.weight_sync.log_prob_check import CHECKED_SEQUENCES, CheckB
 
 #: Responses of a rollout that are decoded for its share of garbled ones.
 DECODED = 64
+#: Of the table that trackers show.
+TABLE_COLUMNS = ("global_step", "prompt", "response", "reward", "advantage")
 
 
 class SampleLog:
@@ -143,6 +145,15 @@ class SampleLog:
             return ""
         tokens = e.sequences[i][1:][actions[0] : actions[-1] + 1]
         return str(self._tokenizer.decode(tokens.tolist(), skip_special_tokens=False))
+
+
+def table_rows(global_step: int, samples: list[dict[str, Any]]) -> list[list[Any]]:
+    """Rows of ``TABLE_COLUMNS``; ``response`` is the whole dialogue if there is one."""
+    return [
+        [global_step, row["prompt"], row.get("dialogue") or row["response"], row["reward"],
+         row["advantage"]]
+        for row in samples
+    ]  # fmt: skip
 
 
 def choose_samples(samples: int, group: int, count: int, per_prompt: int) -> list[int]:

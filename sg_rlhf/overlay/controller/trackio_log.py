@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from sg_rlhf.overlay.controller.sample_table import COLUMNS, table_rows
+from sg_rlhf.overlay.controller.sample_log import TABLE_COLUMNS, table_rows
 
 
 class TrackioLogger:
@@ -33,7 +33,7 @@ class TrackioLogger:
         """Log rows of ``samples.jsonl`` as a table."""
         if samples:
             table = self._trackio.Table(
-                columns=list(COLUMNS), data=table_rows(global_step, samples)
+                columns=list(TABLE_COLUMNS), data=table_rows(global_step, samples)
             )
             self._trackio.log({"train/generated_samples": table}, step=global_step)
 

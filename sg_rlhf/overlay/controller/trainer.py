@@ -19,17 +19,15 @@ from ray.actor import ActorHandle
 from sg_rlhf.algo.advantages import WITHIN_PROMPTS
 from sg_rlhf.config.derived.async_config import async_config
 from sg_rlhf.overlay.checkpoints.strategy import Strategy
-from sg_rlhf.overlay.controller import (
-    evaluation_loop,
-    mixed_scripts,
-    prompt_dataset,
-    run_start,
-    wandb_resume,
-)
+from sg_rlhf.overlay.controller import evaluation_loop, prompt_dataset, run_start, wandb_resume
 from sg_rlhf.overlay.controller.controller_state import ControllerState
 from sg_rlhf.overlay.controller.engine_sync import EngineSync
 from sg_rlhf.overlay.controller.metric_log import MetricLog
-from sg_rlhf.overlay.controller.rollout_stats import rollout_stats
+from sg_rlhf.overlay.controller.rollout_stats import (
+    MIXED_SCRIPTS,
+    mixed_script_frac,
+    rollout_stats,
+)
 from sg_rlhf.overlay.controller.sample_log import SampleLog
 from sg_rlhf.overlay.learner import nonfinite
 from sg_rlhf.overlay.learner.experience_maker import ExperienceMaker, ScoredRollout
@@ -284,7 +282,7 @@ class Controller:
         group = self.args.rollout.n_samples_per_prompt if in_groups else 1
         stats: dict[str, Any] = rollout_stats(experiences, group)
         responses = self._sample_log.some_responses(experiences)
-        stats[mixed_scripts.METRIC] = mixed_scripts.mixed_script_frac(responses)
+        stats[MIXED_SCRIPTS] = mixed_script_frac(responses)
         without_text = self._sample_log.frac_tokens_without_text(experiences)
         stats["rollout/frac_tokens_without_text"] = without_text
         version_runs = [sample.weight_runs for sample in samples]

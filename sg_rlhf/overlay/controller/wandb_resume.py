@@ -15,7 +15,7 @@ from openrlhf.utils import logging_utils as upstream
 from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.common.redaction import redact_text
 from sg_rlhf.common.text import single_line, truncate
-from sg_rlhf.overlay.controller.sample_table import COLUMNS, table_rows
+from sg_rlhf.overlay.controller.sample_log import TABLE_COLUMNS, table_rows
 from sg_rlhf.overlay.reporting import activity
 
 #: In the run directory: the id of its run in wandb.
@@ -69,7 +69,9 @@ class WandbLogger(upstream.WandbLogger):  # type: ignore[misc]  # upstream has n
     def log_samples(self, global_step: int, samples: list[dict[str, Any]]) -> None:
         """Log rows of ``samples.jsonl`` as the table ``train/generated_samples``."""
         if samples:
-            table = self.handle.Table(columns=list(COLUMNS), data=table_rows(global_step, samples))
+            table = self.handle.Table(
+                columns=list(TABLE_COLUMNS), data=table_rows(global_step, samples)
+            )
             self.handle.log({"train/generated_samples": table})
 
 

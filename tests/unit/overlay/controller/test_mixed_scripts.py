@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sg_rlhf.overlay.controller.mixed_scripts import mixed_script_frac
+from sg_rlhf.overlay.controller.rollout_stats import mixed_script_frac
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 import wandb
 
 from sg_rlhf.overlay.controller import wandb_resume
-from sg_rlhf.overlay.controller.sample_table import COLUMNS
+from sg_rlhf.overlay.controller.sample_log import TABLE_COLUMNS
 from sg_rlhf.overlay.reporting import activity
 
 
@@ -57,7 +57,7 @@ def test_a_long_runs_samples_are_logged_once(tmp_path: Path) -> None:
     assert logger.handle.run.summary["train/reward"] == 5 / 8
     logger.close()
     tables = [json.loads(file.read_text()) for file in tmp_path.rglob("*.table.json")]
-    assert {tuple(table["columns"]) for table in tables} == {COLUMNS}
+    assert {tuple(table["columns"]) for table in tables} == {TABLE_COLUMNS}
     rows = sorted(row for table in tables for row in table["data"])
     assert rows == [
         [step, "p", text, step / 8, 0.5]
