@@ -85,7 +85,6 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class): 
     """Upstream's engine actor. Without CUDA it uses the settings of vLLM's CPU worker."""
 
     executor: AgentExecutorBase
-    _mm_pad_token_ids = None  # upstream's, of images
 
     async def __init__(  # type: ignore[misc]  # Ray awaits it, as upstream's is
         self,
@@ -220,18 +219,15 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class): 
         multi_modal_data: Any = None,
     ) -> RequestOutput:
         """Upstream's vLLM request, with the seed of the current response and a batch barrier."""
+        if multi_modal_data:  # of a user's agent; the prompts have none
+            raise ValueError("images are not supported")
         response = _response.get()
         if response is None:
-            return await super().generate(prompt_token_ids, sampling_params, multi_modal_data)
+            return await super().generate(prompt_token_ids, sampling_params)
         sampling_params = sampling_params.clone()
         sampling_params.seed = request_seed(response.seed_key, response.number, response.turn)
         barrier, response.turn = None if response.turn else response.barrier, response.turn + 1
-        if multi_modal_data:
-            if barrier is not None:
-                barrier.skip()
-            output = await super().generate(prompt_token_ids, sampling_params, multi_modal_data)
-        else:
-            output = await self._sample(prompt_token_ids, sampling_params, response, barrier)
+        output = await self._sample(prompt_token_ids, sampling_params, response, barrier)
         for span in output.outputs[0].weight_versions or ():
             start = response.generated_tokens + span.start
             append_version(response.version_runs, start, int(span.version))

@@ -77,10 +77,6 @@ class EnvironmentAgent(AgentExecutorBase):  # type: ignore[misc]  # upstream has
             episode = self.environment.begin({"input": prompt, "answer": label}, codec)
         except ValueError as error:
             raise RewardError(f"{error}; the prompt ends: ...{prompt[-200:]!r}") from None
-        if images:
-            raise RewardError(
-                "an environment's questions have no images; data.image_key names some"
-            )
         await self._check_once()
         prompt_ids = codec.encode(prompt)
         budget = sampling_params.max_tokens or max(1, max_length - len(prompt_ids))
@@ -122,8 +118,6 @@ class EnvironmentAgent(AgentExecutorBase):  # type: ignore[misc]  # upstream has
         return {
             "prompt": prompt,
             "label": label,
-            "images": None,
-            "mm_train_inputs": None,
             "observation_tokens": trajectory.token_ids,
             "action_ranges": trajectory.action_ranges,
             "rollout_log_probs": trajectory.log_probs,

@@ -211,13 +211,12 @@ class SamplesGenerator:
             {
                 "prompt": prompt,
                 "label": label,
-                "images": images,
                 "sampling_params": sampling_params,
                 "max_length": sampling.max_len,
                 "hf_tokenizer": self._tokenizer,
             }
             for _, *columns in rows
-            for prompt, label, images in zip(*columns, strict=True)
+            for prompt, label, _images in zip(*columns, strict=True)
         ]
         dispatcher.submit(prompts, sampling.n_samples_per_prompt)
 

@@ -22,7 +22,6 @@ class Response(TypedDict):
     """The fields of a response that an executor returns, with the engine's weight versions.
 
     Attributes:
-        images: of the prompt; None for none.
         observation_tokens: token ids [L] of the prompt and the response.
         action_ranges: (start, end) of each of the model's turns in them.
         rollout_log_probs: [L], the engine's, 0 outside the model's turns; None for none.
@@ -32,8 +31,6 @@ class Response(TypedDict):
 
     prompt: str
     label: str
-    images: NotRequired[object]
-    mm_train_inputs: NotRequired[object]
     observation_tokens: list[int]
     action_ranges: list[tuple[int, int]]
     rollout_log_probs: list[float] | None
@@ -115,8 +112,8 @@ def to_experience(response: Response, max_len: int) -> Experience:
         rollout_log_probs=log_probs_BT,
         prompts=[response["prompt"]],
         labels=[response["label"]],
-        images=[response.get("images")],
-        mm_train_inputs=[response.get("mm_train_inputs")],
+        images=[None],
+        mm_train_inputs=[None],
         rewards=None if reward is None else torch.tensor([reward]),
         scores=None if score is None else torch.tensor([score]),
         response_length=mask_BT.sum(dim=-1),
