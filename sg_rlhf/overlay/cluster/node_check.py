@@ -45,10 +45,10 @@ class NodeReport(NamedTuple):
     sees_run_dir: bool
 
 
-def dependency_closure(roots: Sequence[str] = ROOT_PACKAGES) -> list[str]:
-    """The roots that are installed here, and all installed packages that they need."""
+def dependency_closure() -> list[str]:
+    """The root packages that are installed here, and all installed packages that they need."""
     installed: set[str] = set()
-    pending = [canonicalize_name(name) for name in roots]
+    pending = [canonicalize_name(name) for name in ROOT_PACKAGES]
     while pending:
         name = pending.pop()
         if name in installed:

@@ -28,7 +28,7 @@ _DISCONNECT_MARKERS = (
 )
 
 
-def diagnose(error: BaseException, run_dir: Path | None, seconds: float = NOTICE_SECONDS) -> str:
+def diagnose(error: BaseException, run_dir: Path | None) -> str:
     """One line that names the lost node or process, "" for another cause; Ray must be connected."""
     errors = list(cause_chain(error))
     actor = next(
@@ -39,7 +39,7 @@ def diagnose(error: BaseException, run_dir: Path | None, seconds: float = NOTICE
     if actor is None and not any(text in str(e) for e in errors for text in _DISCONNECT_MARKERS):
         return ""
     nodes = _nodes_of_run(run_dir)
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + NOTICE_SECONDS
     while True:
         dead = {n["NodeManagerAddress"] for n in ray.nodes() if not n["Alive"]} & {*nodes}
         if dead:

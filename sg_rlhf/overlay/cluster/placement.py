@@ -100,13 +100,12 @@ def reserve(
     seconds: float,
     say: Callable[[str], None],
     hint: str = "",
-    every: float = MESSAGE_SECONDS,
 ) -> Placement:
     """Create all placement groups of a run and wait for them; raises NotEnoughMachines."""
     requested = [bundles(index, wanted) for index in range(len(wanted))]
     created = [create(group, strategy="PACK") for group in requested]
     started = time.monotonic()
-    last_message = -every
+    last_message = -MESSAGE_SECONDS
     try:
         while pending := [
             group
@@ -120,7 +119,7 @@ def reserve(
                     f"the cluster has too few free resources for this run after {waited:.0f} s "
                     f"of at most {seconds:g}: {missing}{hint and f': {hint}'}"
                 )
-            if waited - last_message >= every and waited >= FIRST_MESSAGE_SECONDS:
+            if waited - last_message >= MESSAGE_SECONDS and waited >= FIRST_MESSAGE_SECONDS:
                 last_message = waited
                 say(f"waiting for the cluster, {waited:.0f} of at most {seconds:g} s: {missing}")
     except BaseException:

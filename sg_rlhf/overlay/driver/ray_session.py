@@ -147,10 +147,7 @@ def _what_to_start(needed: int, on_cpu: bool) -> str:
 
 
 def shut_down(
-    local: bool,
-    run_dir: str | None,
-    grace_seconds: float = 10.0,
-    workers: fork_server.ForkServer | None = None,
+    local: bool, run_dir: str | None, workers: fork_server.ForkServer | None = None
 ) -> None:
     """Disconnect from Ray. End a local cluster and every process that this one started."""
     children = psutil.Process().children(recursive=True) if local else []
@@ -163,4 +160,4 @@ def shut_down(
     ray.shutdown()
     if workers is not None:
         workers.close()
-    cluster.kill_all(children, grace_seconds)
+    cluster.kill_all(children, grace_seconds=10.0)
