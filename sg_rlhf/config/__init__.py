@@ -9,7 +9,6 @@ from sg_rlhf.config.recipe import (
     Config,
     load_config,
     local_path,
-    objective_of,
     set_by,
     weighting_of,
 )
@@ -23,7 +22,6 @@ __all__ = [
     "SGSettings",
     "load_config",
     "local_path",
-    "objective_of",
     "set_by",
     "sg_keys",
     "weighting_of",

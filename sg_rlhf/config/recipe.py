@@ -23,17 +23,11 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 from yaml import YAMLError
 
-from sg_rlhf.algo.objectives import Objective
 from sg_rlhf.algo.weightings import WEIGHTINGS, Weighting
 from sg_rlhf.common import module_paths
 from sg_rlhf.common.redaction import HIDDEN, redact, redact_text
 from sg_rlhf.common.text import removed as removed_line
-from sg_rlhf.config import (
-    builtin_recipes,
-    domain_settings,
-    old_names,
-    removed,
-)
+from sg_rlhf.config import builtin_recipes, domain_settings, old_names, removed
 from sg_rlhf.config.errors import ConfigError
 from sg_rlhf.config.sg_settings import (
     ALIASES,
@@ -48,7 +42,6 @@ from sg_rlhf.config.weighting_resolution import (
     OBJECTIVE,
     WEIGHTING,
     WeightingResolver,
-    built_objective,
     built_weighting,
 )
 from sg_rlhf.machine import names
@@ -64,18 +57,12 @@ MODULE_KEYS = ("reward.remote_url", "train.agent_func_path", "actor.model_name_o
 
 @dataclass(frozen=True)
 class Config:
-    """A checked recipe.
+    """A checked recipe."""
 
-    Attributes:
-        values: every key that the recipe or an override sets, dotted, in upstream's types.
-        sg: the ``sg`` section with its defaults.
-        sources: names of its parts, base first.
-        origin: the part that sets a key, the last one of several; COMMAND_LINE for an override.
-    """
-
-    values: dict[str, Any]
-    sg: SGSettings
-    sources: tuple[str, ...] = ()
+    values: dict[str, Any]  # every key that is set, dotted, in upstream's types
+    sg: SGSettings  # the ``sg`` section with its defaults
+    sources: tuple[str, ...] = ()  # names of its parts, base first
+    #: Key -> the last part that sets it; COMMAND_LINE for an override.
     origin: dict[str, str] = field(default_factory=dict, compare=False)
 
     @property
@@ -113,19 +100,15 @@ class Config:
 
     def flat(self) -> dict[str, Any]:
         """Every key that is set, and all of ``sg`` that the run reads, dotted."""
-        return {**self.values, **_flat_sg(self)}
-
-
-def _flat_sg(config: Config) -> dict[str, Any]:
-    settings = config.sg.model_dump()
-    domains = settings.pop("domains")
-    flat = {f"sg.{k}": v for k, v in settings.items()}
-    loss, kl = config.value("actor.policy_loss_type"), config.value("algo.kl.estimator")
-    if loss not in POLICY_LOSS_TYPES and kl not in KL_ESTIMATORS:
-        del flat[WEIGHTING]  # no token has a weight
-    for name, section in domains.items():
-        flat |= {f"sg.{name}.{k}": v for k, v in section.items()}
-    return flat
+        settings = self.sg.model_dump()
+        domains = settings.pop("domains")
+        flat = self.values | {f"sg.{k}": v for k, v in settings.items()}
+        loss, kl = self.value("actor.policy_loss_type"), self.value("algo.kl.estimator")
+        if loss not in POLICY_LOSS_TYPES and kl not in KL_ESTIMATORS:
+            del flat[WEIGHTING]  # no token has a weight
+        for name, section in domains.items():
+            flat |= {f"sg.{name}.{k}": v for k, v in section.items()}
+        return flat
 
 
 def local_path(key: str, value: str) -> str:
@@ -142,11 +125,6 @@ def weighting_of(config: Config, *, allow_constant: bool | None = None) -> Weigh
         return built_weighting(config.sg.weighting, allow_constant=allow_constant)
     except ValueError as error:
         raise ConfigError(f"{WEIGHTING}: {error}") from error
-
-
-def objective_of(config: Config) -> Objective:
-    """The objective of a recipe whose policy loss is ours."""
-    return built_objective(config.value("actor.policy_loss_type"), config.sg.objective)
 
 
 def set_by(config: Config) -> list[str]:
@@ -170,7 +148,7 @@ def set_by(config: Config) -> list[str]:
 
 
 def load_config(
-    path: str | Path | Sequence[str | Path] | None, overrides: list[str] | tuple[str, ...] = ()
+    path: str | Path | Sequence[str | Path] | None, overrides: Sequence[str] = ()
 ) -> Config:
     """Read a recipe's parts, of which the later wins; then apply ``key=value`` overrides."""
     flat: dict[str, Any] = {}
@@ -338,7 +316,7 @@ def _check(
         else:
             raise ConfigError(_unknown_key(key, where, [*table, *known]))
     loss = values.get("actor.policy_loss_type", table["actor.policy_loss_type"].default)
-    settings = sg_settings(sg, resolver, str(loss), origin)
+    settings = _sg_settings(sg, resolver, str(loss), origin)
     if settings.eval_sets and values.get("eval.dataset"):
         raise ConfigError(
             f"{origin.get('eval.dataset', 'recipe')}: eval.dataset={values['eval.dataset']}: "
@@ -348,20 +326,10 @@ def _check(
     return Config(values=values, sg=settings, sources=sources, origin=origin)
 
 
-def sg_settings(
-    values: dict[str, Any],
-    resolver: WeightingResolver,
-    loss: str,
-    origin: dict[str, str] | None = None,
+def _sg_settings(
+    values: dict[str, Any], resolver: WeightingResolver, loss: str, origin: dict[str, str]
 ) -> SGSettings:
-    """The ``sg`` section of dotted keys, with the resolved weighting and objective.
-
-    Args:
-        values: dotted keys of ``sg``, without weighting and objective.
-        resolver: has the settings of weighting and objective.
-        loss: ``actor.policy_loss_type``; ``sg.objective`` has its parameters.
-        origin: key -> the file or command line that sets it.
-    """
+    """The ``sg`` section of dotted keys, with the resolved weighting and objective."""
     resolved = {"weighting": resolver.weighting(), "objective": resolver.objective_for(loss)}
     tree = nested({k.removeprefix("sg."): v for k, v in values.items()})
     domain_trees = {name: tree.pop(name) for name in domain_settings.names() if name in tree}
@@ -375,7 +343,7 @@ def sg_settings(
     except ValidationError as error:
         key, message = validation_message(error, section)
         recipe_key = ".".join(key.split(".")[: section.count(".") + 2])
-        raise ConfigError(f"{(origin or {}).get(recipe_key, 'recipe')}: {message}") from None
+        raise ConfigError(f"{origin.get(recipe_key, 'recipe')}: {message}") from None
 
 
 def _unknown_key(key: str, where: str, known: list[str]) -> str:

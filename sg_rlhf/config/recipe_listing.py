@@ -69,11 +69,6 @@ def algorithms() -> dict[str, str]:
     }
 
 
-def weightings() -> dict[str, str]:
-    """name: summary of every token weighting."""
-    return {name: weighting.summary() for name, weighting in WEIGHTINGS.items()}
-
-
 def losses() -> dict[str, str]:
     """name: summary of every policy loss, upstream's and ours."""
     ours = {name: OBJECTIVES[objective].summary() for name, objective in OBJECTIVE_OF_LOSS.items()}
@@ -84,7 +79,9 @@ def algorithm_listing() -> str:
     """The sections that ``sg-rlhf train --help`` ends with."""
     sections = {
         "algorithms: --algorithm NAME": algorithms(),
-        "token weightings: sg.weighting.type=NAME": weightings(),
+        "token weightings: sg.weighting.type=NAME": {
+            name: one.summary() for name, one in WEIGHTINGS.items()
+        },
         "policy losses: actor.policy_loss_type=NAME": losses(),
         "KL estimators: algo.kl.estimator=NAME": KL,
         "updates: sg.update=NAME": UPDATES,
@@ -106,12 +103,12 @@ def table() -> str:
     lines = []
     for title, rows in sections.items():
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines += [title, *("  " + _line(row, widths) for row in rows), ""]
+        lines.append(title)
+        for row in rows:
+            cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+            lines.append("  " + "  ".join(cells).rstrip())
+        lines.append("")
     return "\n".join(lines) + EXAMPLE
-
-
-def _line(row: tuple[str, ...], widths: list[int]) -> str:
-    return "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
 def main(argv: list[str] | None = None) -> int:

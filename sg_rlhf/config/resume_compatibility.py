@@ -9,7 +9,6 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -114,29 +113,19 @@ def changes(config: Config, run_dir: Path) -> list[Change]:
     same, other = _compared_files(config, run_dir)
     found = [Change(key, before.value(key), config.value(key)) for key in other]
     for key in sorted({*old, *new} - same - {*other}):
-        was, now = (_of(c, flat, key) for c, flat in ((before, old), (config, new)))
+        if key.startswith("sg."):
+            was, now = old.get(key), new.get(key)
+        else:  # upstream's default where a recipe does not set it
+            was, now = before.value(key), config.value(key)
         if was != now and not _free(key, was, now):
             found.append(Change(key, was, now))
     return found
-
-
-def disallowed(found: Iterable[Change], allowed: Iterable[str]) -> list[Change]:
-    """The changes whose keys are not in a list."""
-    names = set(allowed)
-    return [change for change in found if change.key not in names]
 
 
 def _free(key: str, was: Any, now: Any) -> bool:
     # The same service at another address.
     served = all(str(value).startswith(("http://", "https://")) for value in (was, now))
     return served or any(fnmatch.fnmatch(key, pattern) for pattern in MUTABLE)
-
-
-def _of(config: Config, flat: Mapping[str, Any], key: str) -> Any:
-    """A key's value, upstream's default where a recipe does not set it."""
-    if key.startswith("sg."):
-        return flat.get(key)
-    return config.value(key)
 
 
 def _compared_files(config: Config, run_dir: Path) -> tuple[set[str], list[str]]:

@@ -52,29 +52,18 @@ _TYPES = {"bool": bool, "int": int, "float": float, "str": str}
 
 @dataclass(frozen=True)
 class Flag:
-    """A setting of upstream.
+    """A setting of upstream."""
 
-    Attributes:
-        key: its dotted name.
-        type: of the value, or of each item of a list.
-        default: upstream's.
-        help: what it sets.
-        nargs: of a list its number of items, or ``+`` or ``*`` for any; None for a single value.
-        choices: all values, if they are few.
-        bounds: ``ge``, ``gt``, ``le`` and ``lt`` -> bound of a number.
-        also: a value outside the bounds with a meaning of its own, such as -1 for "never".
-        infinite: a number may be infinite, upstream's "no limit".
-    """
-
-    key: str
-    type: type
-    default: Any
-    help: str
+    key: str  # its dotted name
+    type: type  # of the value, or of each item of a list
+    default: Any  # upstream's
+    help: str  # what it sets
+    #: Of a list its number of items, or ``+`` or ``*`` for any; None for a single value.
     nargs: int | str | None = None
-    choices: tuple[str, ...] | None = None
-    bounds: Mapping[str, float] = field(default_factory=dict)
-    also: float | None = None
-    infinite: bool = False
+    choices: tuple[str, ...] | None = None  # all values, if they are few
+    bounds: Mapping[str, float] = field(default_factory=dict)  # of a number: ge, gt, le, lt
+    also: float | None = None  # a value outside the bounds, such as -1 for "never"
+    infinite: bool = False  # a number may be infinite, upstream's "no limit"
 
     def describe(self) -> str:
         """The values that a recipe may set, in words."""

@@ -51,7 +51,7 @@ def load_fitted(parts: Sequence[str], overrides: Sequence[str] = ()) -> Config:
     Raises:
         ConfigError: one line naming the file, the key, the value and what was expected.
     """
-    return fitted(load_config(parts, tuple(overrides)))
+    return fitted(load_config(parts, overrides))
 
 
 def fitted(config: Config) -> Config:

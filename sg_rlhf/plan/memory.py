@@ -106,13 +106,8 @@ class MemoryPlan:
             if 0 <= available - moment.total / GIB < TIGHT * available and phase != "sample"
         ]
 
-    @property
-    def policy_allocated_gib(self) -> float:
-        """What torch allocates in the policy's process at most, as a run measures it."""
-        return round(self.policy_tensors_gib("update"), 2)
-
     def policy_tensors_gib(self, phase: str) -> float:
-        """Tensors of the policy's process in a phase."""
+        """Tensors of the policy's process in a phase; in `update`, the peak that a run measures."""
         return (phases.tensors(self.moments[phase].lines) - gpu.reference(self.run)) / GIB
 
     @property
@@ -136,11 +131,9 @@ class MemoryPlan:
                 f"vLLM: {max(0.0, self.cache.gib):.1f} GiB of keys and values a GPU, "
                 f"{self.cache.sequences:.0f} sequences of {self.run.max_len:,} tokens an engine"
             )
-        of_host = f"host memory, GiB a node: {self.host_gib:,.1f} of "
-        found += [
-            "",
-            *_sizes(of_host + f"{self.hardware.host_memory_gib:,.0f}", self.host, GIB),
-        ]
+        has = f"{self.hardware.host_memory_gib:,.0f}"
+        title = f"host memory, GiB a node: {self.host_gib:,.1f} of {has}"
+        found += ["", *_sizes(title, self.host, GIB)]
         free = self.hardware.disk_free_gb
         of_free = "" if free is None else f" of {free:,.0f} that are free"
         found += ["", *_sizes(f"disk, GB: {self.disk_gb:,.1f}{of_free}", self.disk, 1e9)]
@@ -160,8 +153,9 @@ class MemoryPlan:
 
 def _problems(plan: MemoryPlan) -> Iterable[str]:
     run, hardware = plan.run, plan.hardware
-    if not run.cpu:
-        yield from _gpu_problems(plan)
+    if run.gpus > hardware.gpus and not run.cpu:
+        yield f"GPUs: {run.gpus}, and there are {hardware.gpus}"
+    yield from _gpu_problems(plan)
     if plan.host_gib > hardware.host_memory_gib:
         yield (
             f"host memory: {plan.host_gib:.0f} GiB a node, "
@@ -173,11 +167,8 @@ def _problems(plan: MemoryPlan) -> Iterable[str]:
 
 
 def _gpu_problems(plan: MemoryPlan) -> Iterable[str]:
-    run, hardware = plan.run, plan.hardware
-    if run.gpus > hardware.gpus:
-        yield f"GPUs: {run.gpus}, and there are {hardware.gpus}"
     for phase, moment in plan.moments.items():
-        over = moment.total / GIB - hardware.gpu_memory_gib
+        over = moment.total / GIB - plan.hardware.gpu_memory_gib
         if over <= 0:
             continue
         line = f"{phase}: {moment.total / GIB:.1f} GiB a GPU, {over:.1f} GiB too much"
@@ -196,7 +187,7 @@ def _gpu_problems(plan: MemoryPlan) -> Iterable[str]:
     if cache and cache.sequences < 1:
         yield (
             f"vLLM: {cache.gib:.1f} GiB for keys and values, less than one sequence of "
-            f"data.max_len={run.max_len}; vllm.tensor_parallel_size or "
+            f"data.max_len={plan.run.max_len}; vllm.tensor_parallel_size or "
             "vllm.gpu_memory_utilization must be larger"
         )
 

@@ -22,7 +22,6 @@ from sg_rlhf.plan.time import DEFAULT, Assumptions, TimePlan, time_plan
 #: these a micro-batch gains nothing that the estimate knows of.
 UTILIZATIONS = (0.5, 0.6, 0.7, 0.8, 0.85)
 LARGEST_MICRO = (8, 16)
-HERE = "this machine"
 
 
 @dataclass(frozen=True)
@@ -54,15 +53,12 @@ class Plan:
             return [*found, f"  fits with {changed}"] if changed else found
         if self.time is None:
             return [*found, "time: no estimate for a machine without GPUs"]
-        return [*found, *self.time.lines(self.rollouts), *self._faster()]
-
-    def _faster(self) -> list[str]:
-        """Settings that fit and are a tenth faster."""
+        found += self.time.lines(self.rollouts)
         other = fastest(self.run, self.hardware, self.assumptions)
-        if other is None or other.seconds > 0.9 * self.seconds:
-            return []
-        changed = other.overrides(self.run)
-        return [f"faster, and fits: {changed} ({other.seconds:.0f} s a rollout)"]
+        if other and other.seconds <= 0.9 * self.seconds:
+            changed = other.overrides(self.run)
+            found.append(f"faster, and fits: {changed} ({other.seconds:.0f} s a rollout)")
+        return found
 
     @property
     def seconds(self) -> float:
@@ -88,6 +84,7 @@ class Plan:
             }
             for phase, moment in memory.moments.items()
         }
+        allocated = round(memory.policy_tensors_gib("update"), 2) if phases else None
         return {
             "model": self.run.model.name,
             "hardware": {**asdict(self.hardware), "why": self.why},
@@ -97,7 +94,7 @@ class Plan:
             "gpu_memory": phases,
             "gpu_memory_gib": round(memory.peak_gib, 2) if phases else None,
             "gpu_memory_phase": memory.peak_phase or None,
-            "policy_allocated_gib": memory.policy_allocated_gib if phases else None,
+            "policy_allocated_gib": allocated,
             "kv_cache_gib": round(memory.cache.gib, 2) if memory.cache else None,
             "kv_cache_sequences": round(memory.cache.sequences, 1) if memory.cache else None,
             "host_memory_gib": round(memory.host_gib, 2),
@@ -117,7 +114,6 @@ def plan_of(
     *,
     hardware: Hardware | None = None,
     why: str = "",
-    folder: str | Path = ".",
     rollouts: int | None = None,
     assumptions: Assumptions = DEFAULT,
 ) -> Plan | None:
@@ -125,7 +121,6 @@ def plan_of(
 
     Args:
         hardware: None for this machine, or, if it has no GPU, the recipe's (:func:`machine_for`).
-        folder: where the run will be written.
 
     Raises:
         ConfigError, ValueError: as :func:`run_shape`.
@@ -134,7 +129,7 @@ def plan_of(
     if run is None:
         return None
     if hardware is None:
-        hardware, why = machine_for(run, folder)
+        hardware, why = machine_for(run)
     return Plan(run, hardware, assumptions, why, rollouts)
 
 
@@ -209,11 +204,13 @@ def is_full(plan: Plan) -> bool:
     return available - plan.memory.peak_gib < TIGHT * available
 
 
-def machine_for(run: RunShape, folder: str | Path = ".") -> tuple[Hardware, str]:
+def machine_for(run: RunShape) -> tuple[Hardware, str]:
     """This machine, or, if it has no GPU and the recipe needs one, the recipe's; and why."""
-    here = gather(Path(folder))
-    if run.cpu or here.gpus:
-        return of_machine(here, 1 if run.cpu else run.nodes, gpus=() if run.cpu else None), HERE
+    here = gather(Path("."))
+    if run.cpu:
+        return of_machine(here, gpus=()), "this machine"
+    if here.gpus:
+        return of_machine(here, run.nodes), "this machine"
     try:
         return named(run.hardware), f"the recipe's hardware, {run.hardware}; no GPU is here"
     except ValueError:

@@ -34,21 +34,13 @@ class ModelShape:
     family: str = ""  # model_type of its configuration
 
     @property
-    def attention_parameters(self) -> int:
-        """Of one layer: the four projections, their biases and norms."""
-        queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        weights = self.hidden_size * (2 * queries + 2 * keys)
-        biases = queries + 2 * keys if self.qkv_bias else 0
-        return weights + biases + (2 * self.head_dim if self.qk_norm else 0)
-
-    @property
     def layer_parameters(self) -> int:
-        """Of one layer: attention, gated MLP, two norms."""
-        return (
-            self.attention_parameters
-            + 3 * self.hidden_size * self.intermediate_size
-            + 2 * self.hidden_size
-        )
+        """Of one layer: attention with its biases and norms, gated MLP, two norms."""
+        queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        attention = self.hidden_size * (2 * queries + 2 * keys)
+        attention += queries + 2 * keys if self.qkv_bias else 0
+        attention += 2 * self.head_dim if self.qk_norm else 0
+        return attention + 3 * self.hidden_size * self.intermediate_size + 2 * self.hidden_size
 
     @property
     def head_parameters(self) -> int:

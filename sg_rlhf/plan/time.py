@@ -129,21 +129,17 @@ class TimePlan:
         rest = sum(self.parts.values()) - training - self.parts["sampling"]
         return max(self.parts["sampling"], training) + rest
 
-    @property
-    def largest(self) -> str:
-        """The part that takes most."""
-        return max(self.parts, key=lambda part: self.parts[part])
-
     def line(self, rollouts: int | None = None) -> str:
         """Seconds, hours and the largest share."""
         count = rollouts or 100
         run = f"{rollouts} rollouts" if rollouts else "100 rollouts"
-        share = self.parts[self.largest] / self.seconds
+        largest = max(self.parts, key=lambda part: self.parts[part])
+        share = self.parts[largest] / self.seconds
         meanwhile = ", sampling during training" if self.samples_ahead else ""
         return (
             f"time, an estimate: {self.seconds:.0f} s a rollout{meanwhile}, "
             f"{count * self.seconds / 3600:.1f} hours for {run} without evaluations; "
-            f"{self.largest} takes most, {share:.0%}"
+            f"{largest} takes most, {share:.0%}"
         )
 
     def lines(self, rollouts: int | None = None) -> list[str]:

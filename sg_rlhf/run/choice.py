@@ -92,7 +92,8 @@ def detected_layout(variables: Mapping[str, str]) -> tuple[Layout, list[str]]:
             "SG_HARDWARE=cpu trains a tiny model without a GPU, SG_HARDWARE=1x24gb tries the "
             "recipe for one of 24 GB, and CUDA_VISIBLE_DEVICES chooses among several"
         )
-    return names.parse(name), _unused(len(gpus), names.parse(name).used)
+    layout = names.parse(name)
+    return layout, _unused(len(gpus), layout.used)
 
 
 def _unused(count: int, used: int) -> list[str]:
@@ -143,7 +144,7 @@ def choose(request: Request) -> Choice:
     if request.algorithm and len(parts) == 1:
         published = f"--config {parts[0].replace('grpo_sg_', 'grpo_')} --algorithm grpo_sg"
         remarks.append(f"grpo_sg with U = 1.2 for the tiny model; the published 1.4: {published}")
-    config = load_config(parts, tuple(request.overrides))
+    config = load_config(parts, request.overrides)
     prompts = str(config.value("data.prompt_dataset") or f"data/{request.domain}/train.jsonl")
     data = data_commands.COMMANDS.get(str(Path(prompts).parent), "").split()
     # Shipped recipes have the address of a retriever that this command starts.

@@ -154,7 +154,7 @@ def check_run(record: Record, run_dir: Path, rollouts: int, mismatch: float = TO
     if environment.is_file():
         record.figure("engine", json.loads(environment.read_text()).get("engine"))
     recipe = run_dir / "config.yaml"
-    planned = plan_of(load_config(recipe), folder=run_dir) if recipe.is_file() else None
+    planned = plan_of(load_config(recipe)) if recipe.is_file() else None
     if planned is not None:
         plan = planned.as_json()
         time = plan["time"] or {}

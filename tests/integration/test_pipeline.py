@@ -295,7 +295,7 @@ def test_zero3_ranks_load_the_checkpoint_undamaged() -> None:
 
 
 def test_a_process_stays_below_the_plans_host_memory(trained: Path) -> None:
-    planned = plan_of(load_config(trained / "config.yaml"), folder=trained)
+    planned = plan_of(load_config(trained / "config.yaml"))
     assert planned is not None and planned.memory.fits
     for row in jsonl_log.read(trained / jsonl_log.METRICS):
         assert 0.2 < row["memory/peak_rss_gib"] < planned.memory.host_gib

@@ -18,9 +18,7 @@ from sg_rlhf.config.recipe import Config, local_path
 from sg_rlhf.data_io import model_folder
 from sg_rlhf.tasks import registry
 
-MODELS = (
-    "actor.model_name_or_path", "reward.model_name_or_path", "critic.model_name_or_path",
-)  # fmt: skip
+MODELS = ("actor.model_name_or_path", "reward.model_name_or_path")
 #: Folders that a run writes.
 WRITTEN_TO = ("ckpt.path", "ckpt.output_dir", "logger.tensorboard_dir")
 #: Key -> the name that its file must define.

@@ -31,10 +31,7 @@ from sg_rlhf.tasks import grade, registry
 from sg_rlhf.tasks.domain import Domain
 
 #: Keys that name files or folders, or ids of a hub.
-READ_FROM = (
-    "actor.model_name_or_path", "reward.model_name_or_path", "critic.model_name_or_path",
-    "data.prompt_dataset", "eval.dataset", "reward.remote_url", "train.agent_func_path",
-)  # fmt: skip
+READ_FROM = (*files.MODELS, *files.CODE, "data.prompt_dataset", "eval.dataset")
 FILE_CHECKS = (files.check_models, files.check_code, files.check_outputs, files.check_names)
 #: What Ray sets for the command of a job that was submitted to it.
 IN_A_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
@@ -84,21 +81,13 @@ def look(config: Config) -> tuple[list[str], list[str]]:
 
 @dataclass(frozen=True)
 class PromptSet:
-    """Prompts that one key names.
+    """Prompts that one key names."""
 
-    Attributes:
-        key: for messages.
-        names: files, folders or ids of a hub.
-        split: which part of them is read.
-        max_len: most tokens of a prompt and its response.
-        response: tokens that a response may have; None: what is left.
-    """
-
-    key: str
-    names: tuple[str, ...]
-    split: str
-    max_len: int
-    response: int | None
+    key: str  # for messages
+    names: tuple[str, ...]  # files, folders or ids of a hub
+    split: str  # which part of them is read
+    max_len: int  # most tokens of a prompt and its response
+    response: int | None  # tokens that a response may have; None: what is left
 
     @property
     def max_prompt(self) -> int:
@@ -291,14 +280,14 @@ def _schema(config: Config) -> PromptSchema:
             found = ""
         if found.count("\0") != 1:
             raise ConfigError(f"data.input_template={template!r}: expected {{}} once, no other {{")
-    domains = domains_of(config)
+    graders = [domain.grade for domain in domains_of(config)]
     return PromptSchema(
         prompt=config.value("data.input_key"),
         label=config.value("data.label_key"),
         image=config.value("data.image_key"),
         chat=bool(chat),
         template=template or None,
-        label_fault=lambda label: label_fault(label, domains),
+        label_fault=lambda label: grade.label_fault(label, graders),
     )
 
 
@@ -309,11 +298,6 @@ def domains_of(config: Config) -> list[Domain]:
         return registry.used_by(str(reward or ""), str(agent or ""), config.sg.domains)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-
-
-def label_fault(label: Any, domains: list[Domain]) -> str | None:
-    """What is wrong with a label, by the domains that are to read it."""
-    return grade.label_fault(label, [domain.grade for domain in domains])
 
 
 def token_counter(config: Config) -> Callable[[list[str]], list[int]] | None:

@@ -35,26 +35,21 @@ def check_counts(value: Value) -> None:
 
 def check_unsupported(value: Value) -> None:
     """Refuse what OpenRLHF has and this project leaves out."""
-    estimator = "algo.advantage.estimator"
+    estimator, critic = "algo.advantage.estimator", "a critic is not supported"
     for key, applies, what, remedy in (
         (
             estimator,
             value(estimator) == "gae",
-            "a critic is not supported",
+            critic,
             f"set {estimator}=group_norm, GRPO's, or another one",
         ),
         (
             "critic.model_name_or_path",
             bool(value("critic.model_name_or_path")),
-            "a critic is not supported",
+            critic,
             "take it out",
         ),
-        (
-            "critic.freezing_steps",
-            value("critic.freezing_steps") >= 0,
-            "a critic is not supported",
-            "take it out",
-        ),
+        ("critic.freezing_steps", value("critic.freezing_steps") >= 0, critic, "take it out"),
         (
             "data.max_images_per_prompt",
             value("data.max_images_per_prompt") > 0,
@@ -137,17 +132,13 @@ def check_generation(value: Value) -> None:
 def check_placement(value: Value) -> None:
     """Refuse models that share GPUs and differ in their number."""
     shared = value("train.colocate_all") or value("train.colocate_actor_ref")
-    pairs = []
-    if shared and topology.has_reference(value):
-        pairs.append(("actor", "ref"))
-    for first, second in pairs:
-        for key in ("num_nodes", "num_gpus_per_node"):
-            a, b = value(f"{first}.{key}"), value(f"{second}.{key}")
-            if a != b:
-                raise ValueError(
-                    f"{first}.{key}={a}, {second}.{key}={b}: must be equal, as the two models "
-                    "share their accelerators"
-                )
+    for key in ("num_nodes", "num_gpus_per_node"):
+        actor, ref = value(f"actor.{key}"), value(f"ref.{key}")
+        if shared and topology.has_reference(value) and actor != ref:
+            raise ValueError(
+                f"actor.{key}={actor}, ref.{key}={ref}: must be equal, as the two models share "
+                "their accelerators"
+            )
     policy = topology.gpus_of(value, "actor")
     if value("train.colocate_all"):
         for name in topology.models(value):

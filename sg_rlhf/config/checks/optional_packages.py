@@ -12,25 +12,13 @@ from typing import Any, NamedTuple
 
 
 class Need(NamedTuple):
-    """A setting that needs packages.
+    """A setting that needs packages."""
 
-    Attributes:
-        key: upstream's key.
-        used: whether a value of it needs them.
-        modules: the modules that are imported then.
-        install: command that installs versions which fit the locked ones.
-        instead: a value that needs none.
-    """
-
-    key: str
-    used: Callable[[Any], bool]
-    modules: tuple[str, ...]
-    install: str
-    instead: str
-
-
-def _is(*values: str) -> Callable[[Any], bool]:
-    return lambda value: value in values
+    key: str  # upstream's
+    used: Callable[[Any], bool]  # whether a value of it needs them
+    modules: tuple[str, ...]  # that are imported then
+    install: str  # command that installs versions which fit the locked ones
+    instead: str  # a value that needs none
 
 
 NEEDS = (
@@ -40,10 +28,8 @@ NEEDS = (
     # openrlhf/models/actor.py, through transformers.
     Need("ds.load_in_4bit", bool, ("bitsandbytes",), "pip install bitsandbytes==0.50.2", "false"),
     # transformers/integrations/deepgemm.py loads the kernel with it from the hub.
-    Need("ds.experts_implementation", _is("deepgemm"), ("kernels",),
+    Need("ds.experts_implementation", lambda value: value == "deepgemm", ("kernels",),
          "pip install 'kernels>=0.16,<0.17'", "grouped_mm"),
-    # openrlhf/trainer/ray/ppo_actor.py: ray.util.collective's NCCL group is CuPy's.
-    Need("vllm.sync_with_ray", bool, ("cupy",), "pip install cupy-cuda13x", "false"),
     # openrlhf/cli/train_ppo_ray.py and datasets/utils.py: models and data of another hub.
     Need("use_ms", bool, ("modelscope",), "pip install modelscope", "false"),
 )  # fmt: skip
@@ -52,12 +38,7 @@ NEEDS = (
 def missing(
     value: Callable[[str], Any], installed: Callable[[str], bool] | None = None
 ) -> list[str]:
-    """One sentence for each setting whose package is not installed.
-
-    Args:
-        value: a function from a dotted key to its resolved value.
-        installed: module -> whether it is installed; default: in this environment.
-    """
+    """One sentence for each setting whose package is not installed."""
     has = installed or is_installed
     problems = []
     for need in NEEDS:

@@ -7,27 +7,15 @@ from typing import Any, NamedTuple
 
 
 class AsyncConfig(NamedTuple):
-    """How far generation may run ahead of the updates.
+    """How far generation may run ahead of the updates."""
 
-    Attributes:
-        max_in_flight: rollouts that may be requested beyond the one that is trained.
-        max_staleness: largest age of a trained token, in weight syncs.
-        drop_stale: drop samples that are too old; otherwise never request them too early.
-        batch_size: prompts of a rollout.
-        request_size: prompts that are submitted together.
-        partial: requests overlap, and a weight sync interrupts them
-            (``train.partial_rollout_enable``). Otherwise they run one after the other.
-        dynamic_filtering: whether prompts without a signal are replaced
-            (``algo.dynamic_filtering_enable``).
-    """
-
-    max_in_flight: int
-    max_staleness: int
-    drop_stale: bool
-    batch_size: int
-    request_size: int
-    partial: bool = False
-    dynamic_filtering: bool = False
+    max_in_flight: int  # rollouts that may be requested beyond the one that is trained
+    max_staleness: int  # largest age of a trained token, in weight syncs
+    drop_stale: bool  # drop samples that are too old; otherwise never request them too early
+    batch_size: int  # prompts of a rollout
+    request_size: int  # prompts that are submitted together
+    partial: bool = False  # requests overlap, and a weight sync interrupts them
+    dynamic_filtering: bool = False  # prompts without a signal are replaced
 
 
 def async_config(value: Callable[[str], Any]) -> AsyncConfig | None:

@@ -17,15 +17,10 @@ from sg_rlhf.config.upstream_flags import POLICY_LOSS_TYPES
 
 
 class LogitChange(NamedTuple):
-    """What a model does with the output of its head.
+    """What a model does with the output of its head."""
 
-    Attributes:
-        how: divides by a number, multiplies by it, or caps: ``c tanh(z / c)``.
-        attribute: the number's name, in the model's config. A model that multiplies copies it.
-    """
-
-    how: Literal["divide", "multiply", "softcap"]
-    attribute: str
+    how: Literal["divide", "multiply", "softcap"]  # by or at a number; a cap: ``c tanh(z / c)``
+    attribute: str  # the number's name in the model's config; a model that multiplies copies it
 
 
 _SOFTCAP = LogitChange("softcap", "final_logit_softcapping")
@@ -41,29 +36,16 @@ FUSED_FAMILIES: Mapping[str, LogitChange | None] = {
 
 
 def fused_log_probs_supported(requested: bool, deepcompile: bool) -> bool:
-    """Whether log-probs can be computed without materialising logits.
-
-    Not where the whole model is compiled.
-
-    Args:
-        requested: ``actor.fused_logprobs``.
-        deepcompile: ``ds.deepcompile``.
-    """
+    """Whether log-probs can be computed without logits; not where the whole model is compiled."""
     return requested and not deepcompile
 
 
 class OldLogProbRule(NamedTuple):
-    """Which samples of a recipe need a separate forward pass for old log-probs.
+    """Which samples of a recipe need a separate forward pass for old log-probs."""
 
-    Attributes:
-        of: the samples that need one: all, those of the rollout's later optimizer steps, none.
-        share: their share of the rollout's samples, 0 to 1.
-        why: a few words, with the keys that decide it.
-    """
-
-    of: Literal["all", "later", "none"]
-    share: float
-    why: str
+    of: Literal["all", "later", "none"]  # later: of the rollout's later optimizer steps
+    share: float  # of the rollout's samples, 0 to 1
+    why: str  # with the keys that decide it
 
 
 def old_log_prob_rule(value: Callable[[str], Any]) -> OldLogProbRule:

@@ -20,15 +20,10 @@ CONTROLLER_CPUS = 1
 
 @dataclass(frozen=True)
 class Group:
-    """Processes that share their GPUs: one placement group.
+    """Processes that share their GPUs: one placement group."""
 
-    Attributes:
-        models: names of the models in it; the engines' is :data:`ENGINES`.
-        size: GPUs, of all machines.
-    """
-
-    models: tuple[str, ...]
-    size: int
+    models: tuple[str, ...]  # names of the models in it; the engines' is :data:`ENGINES`
+    size: int  # GPUs, of all machines
 
 
 def gpus_of(value: Value, name: str) -> int:
@@ -48,11 +43,7 @@ def has_reward_model(value: Value) -> bool:
 
 def models(value: Value) -> list[str]:
     """Sections of the models that score a rollout, the policy first."""
-    used = {
-        "actor": True,
-        "ref": has_reference(value),
-        "reward": has_reward_model(value),
-    }
+    used = {"actor": True, "ref": has_reference(value), "reward": has_reward_model(value)}
     return [name for name, is_used in used.items() if is_used]
 
 

@@ -28,7 +28,6 @@ REQUIRED_SETTINGS = {
     "vllm.tensor_parallel_size": (1,),
     "vllm.enable_sleep": (False,),
     "vllm.sync_backend": ("gloo",),
-    "vllm.sync_with_ray": (False,),
 }
 
 

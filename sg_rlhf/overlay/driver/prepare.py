@@ -7,7 +7,7 @@ import json
 import os
 import platform as machine
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ def not_writable(run_dir: Path, error: OSError) -> ConfigError:
     )
 
 
-def prepare_run_dir(config: Config, allowed: Iterable[str] = ()) -> bool:
+def prepare_run_dir(config: Config, allowed: Collection[str] = ()) -> bool:
     """Write ``config.yaml``, ``environment.json`` and the fingerprints of the run's files.
 
     Raises ConfigError where nothing can be written, a checkpoint is missing or does not fit, or the
@@ -119,13 +119,13 @@ def _check_layout(config: Config, checkpoint: Path) -> None:
         raise ConfigError(f"checkpoint {checkpoint}: {error}")
 
 
-def _check_unchanged(config: Config, allowed: Iterable[str], action: str) -> None:
+def _check_unchanged(config: Config, allowed: Collection[str], action: str) -> None:
     try:
         changes = resume.changes(config, _run_dir(config))
     except ConfigError as error:  # written by another version
         print(f"the settings of the first start cannot be compared: {error}")
         return
-    refused = resume.disallowed(changes, allowed)
+    refused = [change for change in changes if change.key not in allowed]
     if refused:
         shown = [str(change) for change in refused[:MAX_NAMED]]
         if len(refused) > MAX_NAMED:

@@ -34,7 +34,7 @@ def test_the_papers_recipe_is_near_the_audits_estimate() -> None:
     plan = time_plan(run_of(), EIGHT, without_python)
     assert plan is not None and list(plan.parts) == list(PARTS)
     assert plan.seconds == pytest.approx(45, rel=0.25)
-    assert plan.largest == "sampling" and "sampling takes most" in plan.line()
+    assert "sampling takes most" in plan.line()
 
 
 def test_an_asynchronous_run_takes_what_sampling_or_training_takes() -> None:

@@ -13,7 +13,8 @@ import torch
 from sg_rlhf.algo.lopti import PASSES, in_pass
 from sg_rlhf.algo.policy_loss import LossSettings, policy_loss
 from sg_rlhf.algo.weightings import TokenContext, token_keys
-from sg_rlhf.config import ConfigError, load_config, objective_of, weighting_of
+from sg_rlhf.config import ConfigError, load_config, weighting_of
+from sg_rlhf.config.weighting_resolution import built_objective
 from sg_rlhf.weights.command import main
 from sg_rlhf.weights.describe import describe_loss
 from tests.unit.algo import upstream
@@ -121,6 +122,7 @@ def token_gradients(config, log_p, advantage, entropy):
         return torch.autograd.grad(loss, log_p)[0], mask
     keys = token_keys(torch.arange(log_p.shape[1] + 1)[None], torch.ones(1, log_p.shape[1] + 1))
     passes = PASSES if config.sg.update == "lopti" else (None,)
+    objective = built_objective(config.value("actor.policy_loss_type"), config.sg.objective)
     gradients, weights = [], mask
     for name in passes:
         terms = policy_loss(
@@ -128,9 +130,7 @@ def token_gradients(config, log_p, advantage, entropy):
             log_p.detach(),
             advantages,
             mask,
-            LossSettings(
-                weighting_of(config), eps_low, eps_high, dual_clip, objective=objective_of(config)
-            ),
+            LossSettings(weighting_of(config), eps_low, eps_high, dual_clip, objective=objective),
             context=TokenContext(
                 entropy=torch.full_like(log_p, entropy), keys=keys, engine_log_probs=log_p
             ),

@@ -243,7 +243,7 @@ def test_what_fits_is_taken() -> None:
 ROOT = Path(__file__).parents[4]
 USED = {
     "ds.use_liger_kernel": True, "ds.load_in_4bit": True,
-    "ds.experts_implementation": "deepgemm", "vllm.sync_with_ray": True, "use_ms": True,
+    "ds.experts_implementation": "deepgemm", "use_ms": True,
 }  # fmt: skip
 DEFAULTS = {key: flag.default for key, flag in flags().items()}
 BY_KEY = {need.key: need for need in optional_packages.NEEDS}

@@ -16,6 +16,7 @@ from sg_rlhf.config import ConfigError, load_config
 from sg_rlhf.config.checks import files, input_files
 from sg_rlhf.data_io.prompt_rows import value_of
 from sg_rlhf.overlay.driver import run
+from sg_rlhf.tasks.grade import label_fault
 from sg_rlhf.train import main
 
 ROOT = Path(__file__).parents[4]
@@ -300,9 +301,9 @@ def test_the_labels_of_a_recipe_are_read_by_its_domains_grader(recipe: str) -> N
     config = load_config(ROOT / "configs" / recipe / "grpo_sg_tiny_cpu.yaml")
     (domain,) = input_files.domains_of(config)
     assert domain.name == recipe
-    assert input_files.label_fault("", [domain]) and input_files.label_fault(5, [domain])
+    assert label_fault("", [domain.grade]) and label_fault(5, [domain.grade])
     good = GOLD if recipe == "kk" else '["5"]'
-    assert input_files.label_fault(good, [domain]) is None
+    assert label_fault(good, [domain.grade]) is None
 
 
 def test_a_file_that_a_jobs_package_left_out(
