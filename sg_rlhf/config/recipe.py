@@ -193,15 +193,11 @@ def parsed_value(key: str, text: str) -> Any:
 def _read_part(
     part: str | Path, folder: Path, seen: tuple[Path, ...]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Read a part and the parts that it extends, base first.
+    """(name, content) of a part and of the parts that it extends, base first.
 
     Args:
-        part: a file, ``algorithm:NAME`` or ``hardware:NAME``.
         folder: of the file that names the part.
         seen: the files that extend it, to refuse a cycle.
-
-    Yields:
-        (name, content) of each part.
     """
     text = str(part)
     if text.startswith(builtin_recipes.ALGORITHM):

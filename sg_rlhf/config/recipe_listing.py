@@ -113,10 +113,7 @@ def table() -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Print the listing. Exit status 0; 2 for a wrong ``SG_DOMAINS``."""
-    OneLineParser(
-        prog="sg-rlhf recipes",
-        description=__doc__,
-    ).parse_args(argv)
+    OneLineParser(prog="sg-rlhf recipes", description=__doc__).parse_args(argv)
     try:
         print(table(), end="")
     except ConfigError as error:

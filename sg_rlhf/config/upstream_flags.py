@@ -107,11 +107,7 @@ class Flag:
         """A recipe's value, in the setting's type.
 
         ``null`` stays None where upstream's default is None. Elsewhere it is refused, as upstream
-        would train with its default.
-
-        Args:
-            value: as YAML has read it.
-            where: the file or the command line that sets it, for the message.
+        would train with its default. ``where`` is the file or the command line that sets it.
         """
         if value is None and self.default is None:
             return None

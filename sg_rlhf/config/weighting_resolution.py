@@ -41,11 +41,7 @@ class WeightingResolver:
     objective: dict[str, _Setting] = field(default_factory=dict)
 
     def apply(self, key: str, value: Any, source: str) -> bool:
-        """Take a dotted key if it belongs to one of them.
-
-        Returns:
-            False for any other key.
-        """
+        """Take a dotted key if it belongs to one of them; False for any other key."""
         setting = _Setting(key, value, source)
         if key == WEIGHTING:
             self._whole(value, source)
@@ -65,11 +61,10 @@ class WeightingResolver:
         return True
 
     def _whole(self, value: Any, source: str) -> None:
-        settings = (
-            {"type": value}
-            if isinstance(value, str)
-            else _mapping(_Setting(WEIGHTING, value, source))
-        )
+        if isinstance(value, str):
+            settings: dict[str, Any] = {"type": value}
+        else:
+            settings = _mapping(_Setting(WEIGHTING, value, source))
         if "type" in settings or not settings:
             name = settings.pop("type", "grpo_sg")
             self.apply(f"{WEIGHTING}.type", name, source)

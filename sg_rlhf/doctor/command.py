@@ -48,11 +48,7 @@ _WIDEST = 34
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the command line."""
-    parser = OneLineParser(
-        prog="sg-rlhf doctor",
-        description=__doc__,
-        epilog=EXAMPLES,
-    )
+    parser = OneLineParser(prog="sg-rlhf doctor", description=__doc__, epilog=EXAMPLES)
     builtin_recipes.add_arguments(parser)
     parser.add_argument(
         "--run-dir",

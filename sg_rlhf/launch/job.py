@@ -178,12 +178,7 @@ def machines(config: Config) -> tuple[int, int]:
 def resources(config: Config, size: int, nodes: int, ranks: int) -> tuple[int, int, str]:
     """Host memory of a machine in GiB, disk in GB, by the plan with a margin; a line on the time.
 
-    Args:
-        size: memory of a GPU, GB.
-        ranks: GPUs of each machine.
-
-    Raises:
-        ConfigError: a count of the recipe is below 1, or its model a module that is not installed.
+    ``size`` is the memory of a GPU in GB, and each of the machines has ``ranks`` GPUs.
     """
     hardware = of_gpus(BY_SIZE[size], nodes=nodes, gpus_per_node=ranks)
     try:

@@ -36,12 +36,8 @@ estimates; docs/gpu.md has the formulas' sources and what was checked.
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
-    """The command line, with the teaching help; flags and overrides in any order."""
-    parser = OneLineParser(
-        prog="sg-rlhf plan",
-        description=__doc__,
-        epilog=EXAMPLES,
-    )
+    """Parse the command line."""
+    parser = OneLineParser(prog="sg-rlhf plan", description=__doc__, epilog=EXAMPLES)
     builtin_recipes.add_arguments(parser, hardware_too=False)
     parser.add_argument(
         "--hardware", metavar="NAME", help="a machine other than this one, such as 8x40gb"

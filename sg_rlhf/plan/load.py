@@ -46,11 +46,7 @@ def load_run(
 
 
 def load_fitted(parts: Sequence[str], overrides: Sequence[str] = ()) -> Config:
-    """Read a recipe as a run does: :func:`load_config`, then :func:`fitted`.
-
-    Raises:
-        ConfigError: one line naming the file, the key, the value and what was expected.
-    """
+    """Read a recipe as a run does: :func:`load_config`, then :func:`fitted`."""
     return fitted(load_config(parts, overrides))
 
 
@@ -127,10 +123,8 @@ def load_for(
 def run_dir_of(requested: str | None, files: Sequence[str], config: Config) -> Path:
     """The run directory: ``--run-dir``, else ``runs/<domain>_<recipe>``.
 
-    Args:
-        requested: ``--run-dir``. An address is refused: it would become a folder of that name.
-        files: the recipe's parts.
-        config: the recipe. Without a shipped domain the parts alone give the name.
+    An address is refused: it would become a folder of that name. Without a shipped domain the parts
+    of the recipe alone give the name.
     """
     if requested and "://" in requested:
         raise ConfigError(

@@ -55,10 +55,7 @@ _OTHER_RETRIEVER = "; SG_PORT chooses another port, sg.search.url=URL a running 
 def parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """The options, and what goes to the training command."""
     parser = OneLineParser(
-        prog="sg-rlhf run",
-        description=__doc__,
-        epilog=EXAMPLES,
-        allow_abbrev=False,
+        prog="sg-rlhf run", description=__doc__, epilog=EXAMPLES, allow_abbrev=False
     )
     parser.add_argument("domain", choices=list(RECIPES), help=", ".join(RECIPES))
     parser.add_argument("--config", metavar="FILE", help="a recipe instead of the machine's")

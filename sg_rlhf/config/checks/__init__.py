@@ -29,11 +29,7 @@ CHECKS = (
 
 
 def problems(config: Config) -> list[str]:
-    """Find the settings that do not go together.
-
-    Returns:
-        One line for each, with the keys, their values and the remedy; empty if all is well.
-    """
+    """The settings that do not go together: a line for each, with keys, values and remedy."""
     try:
         layout.check_counts(config.value)  # the other checks divide by them
     except ValueError as error:

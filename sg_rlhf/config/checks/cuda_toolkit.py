@@ -46,8 +46,7 @@ def problem(
     """A sentence if DeepSpeed cannot compile what ``ds.deepcompile`` needs.
 
     Args:
-        home: the toolkit's folder; None without one.
-        toolkit: its version; None without a nvcc that runs.
+        home, toolkit: the toolkit's folder, and its version by a nvcc that runs.
         torch_cuda: the version of CUDA that torch was built for; None for a build without.
     """
     if torch_cuda is None:

@@ -51,10 +51,9 @@ def _check_there(prompts: PromptSet) -> None:
 
 
 def look(config: Config) -> tuple[list[str], list[str]]:
-    """Check the files that are here, for a run that may be meant for another machine.
+    """What is missing on this machine, and remarks on the prompts that are here; one line each.
 
-    Returns:
-        What is missing on this machine, and remarks on the prompts that are here; one line each.
+    For a run that may be meant for another machine.
     """
     lacking: list[str] = []
 
@@ -131,10 +130,7 @@ def _prompt_set(
 
 
 def check_prompts(config: Config, sets: list[PromptSet] | None = None) -> list[str]:
-    """Refuse rows that would stop a run, in every local file of prompts.
-
-    Args:
-        sets: the prompt sets to check; default: :func:`prompt_sets`.
+    """Refuse rows that would stop a run, in the local files of ``sets``, by default of all.
 
     Returns:
         Remarks for the user, one line each.
@@ -328,8 +324,7 @@ def token_counter(config: Config) -> Callable[[list[str]], list[int]] | None:
 def count_prompts(config: Config) -> int | None:
     """Prompts of an epoch: rows of the local files, at most ``data.max_samples``.
 
-    Returns:
-        None if a file is not here or of another format, or if ``data.prompt_probs`` repeats files.
+    None if a file is not here or of another format, or if ``data.prompt_probs`` repeats files.
     """
     names = str(config.value("data.prompt_dataset") or "").split(",")
     counts = [_count_rows(Path(name.strip())) for name in names]
