@@ -94,7 +94,11 @@ class Encoder:
             raise ValueError(f"--max-length {max_length}: {name} reads at most {limit} tokens")
         self._model = model.to(self.device).eval()
         self.dimension = int(model.config.hidden_size)
-        self.identity = _identity(name, getattr(model.config, "_commit_hash", None))
+        self.identity: dict[str, Any] = {
+            **_identity(name, getattr(model.config, "_commit_hash", None)),
+            "max_length": max_length,
+            "prompts": dict(self.prompts),
+        }
 
     def encode(self, texts: Sequence[str], kind: Kind, batch_size: int | None = None) -> np.ndarray:
         """Unit vectors, float32 [texts, dimension], in the order of `texts`."""

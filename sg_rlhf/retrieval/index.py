@@ -13,9 +13,8 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -24,9 +23,6 @@ from sg_rlhf.common.argument_types import path, positive_int, printable_name
 from sg_rlhf.common.atomic_io import best_effort_output, disk_full_context
 from sg_rlhf.retrieval import command, manifest
 from sg_rlhf.retrieval.corpus import Corpus, scan
-
-if TYPE_CHECKING:
-    from sg_rlhf.retrieval.encoder import Encoder
 
 #: In the folder of an unfinished build: the identity of the build, and its vectors.
 BUILD, VECTORS = "build.json", "vectors.f32"
@@ -51,23 +47,6 @@ dense build is killed, run the same command again: it continues where it stopped
 """
 
 
-@dataclass(frozen=True)
-class Build:
-    """The index to build; the fields are the command's flags."""
-
-    corpus: Path
-    encoder: str
-    out: Path
-    factory: str | None = None
-    revision: str | None = None
-    max_length: int = 256
-    encoder_dtype: str = "auto"
-    prompts: str | None = None
-    batch_size: int | None = None
-    device: str | None = None
-    skip_room_check: bool = False
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status (0, or 2 for bad input)."""
     args = vars(_parser().parse_args(argv))
@@ -75,30 +54,56 @@ def main(argv: Sequence[str] | None = None) -> int:
         return command.run(PROG, lambda: build(**args))
 
 
-def build(corpus: Path, encoder: str, out: Path, **options: Any) -> None:
-    """Build an index; `options` are the other fields of `Build`.
+def build(
+    corpus: Path,
+    encoder: str,
+    out: Path,
+    *,
+    factory: str | None = None,
+    revision: str | None = None,
+    max_length: int = 256,
+    encoder_dtype: str = "auto",
+    prompts: str | None = None,
+    batch_size: int | None = None,
+    device: str | None = None,
+    skip_room_check: bool = False,
+) -> None:
+    """Build an index; the arguments are the command's flags.
 
     Raises:
         ValueError: a bad argument or corpus; `out` stays as it was.
     """
-    job = Build(corpus, encoder, out, **options)
-    _check(job)
+    if encoder == "bm25" and factory:
+        raise ValueError("--encoder bm25: has no --factory, leave it out")
+    if not corpus.is_file():
+        raise ValueError(f"--corpus {corpus}: no such file")
+    if not out.name:
+        raise ValueError(f"--out {out}: expected a folder to make, such as indexes/NAME")
+    there = resources.nearest_existing(out)
+    if not there.is_dir():
+        raise ValueError(f"--out {out}: {there} is a file, expected a folder")
     model = index = None
-    if encoder != "bm25":
-        # torch and transformers take seconds to import, and BM25 needs neither.
+    # Each takes seconds to import (torch, numba), and a build needs one of them.
+    if encoder == "bm25":
+        from sg_rlhf.retrieval import bm25
+
+        kind, identity = "bm25", bm25.IDENTITY
+    else:
         from sg_rlhf.retrieval import dense_build
         from sg_rlhf.retrieval.encoder import Encoder
 
         # Before the corpus is read, which may take minutes.
-        model = Encoder(
-            encoder, job.revision, job.max_length, job.device, job.encoder_dtype, job.prompts
-        )
-        index = dense_build.new_index(job.factory or "Flat", model.dimension)
+        model = Encoder(encoder, revision, max_length, device, encoder_dtype, prompts)
+        kind, identity = factory or "Flat", model.identity
+        index = dense_build.new_index(kind, model.dimension)
+        if Path(encoder).is_dir():
+            path = os.path.relpath(Path(encoder).resolve(), out.resolve())
+            identity = {**identity, "path": path}
     offsets, sha256 = scan(corpus)
     facts: dict[str, Any] = {
-        "kind": "bm25" if model is None else job.factory or "Flat",
+        "kind": kind,
         "corpus": manifest.corpus_entry(corpus, out, len(offsets) - 1, sha256),
-        "encoder": _encoder_entry(job, model),
+        "encoder": identity,
     }
     if _is_built(out, facts):
         print(f"{out}: built already")
@@ -108,41 +113,25 @@ def build(corpus: Path, encoder: str, out: Path, **options: Any) -> None:
         with disk_full_context(partial / manifest.OFFSETS):
             np.save(partial / manifest.OFFSETS, offsets)
         if model is None:
-            # numba takes seconds to import, and dense indexes do not need it.
-            from sg_rlhf.retrieval import bm25
-
             bm25.build(corpus, partial / manifest.BM25)
         else:
             file, rows = partial / VECTORS, len(offsets) - 1
             done = dense_build.encoded_rows(file, model.dimension)
-            if not job.skip_room_check:
+            if not skip_room_check:
                 # The vectors, and an index of at most their size.
                 disk = (2 * rows - done) * 4 * model.dimension
                 resources.check_disk("--out", out, "the build", disk)
             if done:
                 print(f"{partial}: continuing after {done:,} of {rows:,} passages", flush=True)
-            vectors = dense_build.encode(file, Corpus(corpus, offsets), model, job.batch_size)
-            dense_build.fill_index(index, facts["kind"], vectors, partial / manifest.FAISS)
+            vectors = dense_build.encode(file, Corpus(corpus, offsets), model, batch_size)
+            dense_build.fill_index(index, kind, vectors, partial / manifest.FAISS)
         facts |= manifest.describe_files(partial)
         manifest.write(partial, facts)
         partial.rename(out)
         (out / VECTORS).unlink(missing_ok=True)
         (out / BUILD).unlink()
     size = sum(facts["files"].values())
-    print(f"{out}: {facts['corpus']['rows']:,} passages, {facts['kind']}, {size:,} bytes")
-
-
-def _check(job: Build) -> None:
-    """Refuse bad arguments before anything is read."""
-    if job.encoder == "bm25" and job.factory:
-        raise ValueError("--encoder bm25: has no --factory, leave it out")
-    if not job.corpus.is_file():
-        raise ValueError(f"--corpus {job.corpus}: no such file")
-    if not job.out.name:
-        raise ValueError(f"--out {job.out}: expected a folder to make, such as indexes/NAME")
-    there = resources.nearest_existing(job.out)
-    if not there.is_dir():
-        raise ValueError(f"--out {job.out}: {there} is a file, expected a folder")
+    print(f"{out}: {facts['corpus']['rows']:,} passages, {kind}, {size:,} bytes")
 
 
 @contextmanager
@@ -180,22 +169,6 @@ def _unfinished(out: Path, made_of: list[Any]) -> Iterator[Path]:
             if not vectors.exists() or not vectors.stat().st_size:
                 shutil.rmtree(partial)
             raise
-
-
-def _encoder_entry(job: Build, model: Encoder | None) -> dict[str, Any]:
-    """The manifest's entry of the encoder."""
-    if model is None:
-        from sg_rlhf.retrieval import bm25
-
-        return bm25.IDENTITY
-    entry: dict[str, Any] = {
-        **model.identity,
-        "max_length": job.max_length,
-        "prompts": dict(model.prompts),
-    }
-    if "fingerprint" in entry:  # a folder, whose path may be of use
-        entry["path"] = os.path.relpath(Path(job.encoder).resolve(), job.out.resolve())
-    return entry
 
 
 def _is_built(out: Path, facts: dict[str, Any]) -> bool:

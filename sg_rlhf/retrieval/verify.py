@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from sg_rlhf.common.argument_types import path
 from sg_rlhf.retrieval import command, manifest
@@ -27,18 +26,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--index", type=path, required=True, metavar="DIR", help="folder of the index (required)")
     add("--corpus", type=path, metavar="FILE", help="corpus (default: where the index says)")
     args = parser.parse_args(argv)
-    return command.run(PROG, lambda: verify(args.index, args.corpus))
 
+    def verify() -> None:
+        facts = manifest.read(args.index, every_byte=True)
+        manifest.check_corpus(args.index, facts["corpus"], args.corpus, every_byte=True)
+        size = sum(facts["files"].values())
+        print(
+            f"{args.index}: every byte is as it was built ({len(facts['files'])} files, "
+            f"{size:,} bytes; corpus, {facts['corpus']['bytes']:,} bytes)"
+        )
 
-def verify(index: Path, corpus: Path | None) -> None:
-    """Check, and print what was checked."""
-    facts = manifest.read(index, every_byte=True)
-    manifest.check_corpus(index, facts["corpus"], corpus, every_byte=True)
-    size = sum(facts["files"].values())
-    print(
-        f"{index}: every byte is as it was built ({len(facts['files'])} files, {size:,} bytes; "
-        f"corpus, {facts['corpus']['bytes']:,} bytes)"
-    )
+    return command.run(PROG, verify)
 
 
 if __name__ == "__main__":
