@@ -8,13 +8,15 @@ searched together, these do not.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import faiss
 import numpy as np
 import torch
 
-from sg_rlhf.retrieval import faiss_file
 from sg_rlhf.retrieval.encoder import Encoder, torch_device
 
 Hits = tuple[np.ndarray, np.ndarray]
@@ -23,13 +25,17 @@ Hits = tuple[np.ndarray, np.ndarray]
 MARGIN = 16
 #: Rows of one matrix product.
 BLOCK = 2**16
+#: Smallest efSearch unless another is given; with faiss's 16 HNSW misses many of the nearest.
+EF_SEARCH = 128
+#: Without another, nprobe is a quarter of the lists, at most this many; faiss's default is 1.
+MAX_NPROBE = 256
 
 
 class DenseBackend:
     """Search in a faiss index file, such as Search-R1's `e5_Flat.index`.
 
     Args:
-        search: `efSearch` or `nprobe`; the default is `faiss_file.set_search`'s.
+        search: `efSearch` or `nprobe`; the default is `set_search`'s.
         device: of a flat search; a GPU holds a copy of the vectors.
 
     Raises:
@@ -43,10 +49,10 @@ class DenseBackend:
         search: Mapping[str, int] | None = None,
         device: str = "cpu",
     ) -> None:
-        self._index = faiss_file.read(path, encoder.dimension)
-        self.parameters = faiss_file.set_search(self._index, search or {}, path.name)
+        self._index = open_file(path, encoder.dimension)
+        self.parameters = set_search(self._index, search or {}, path.name)
         self._encoder = encoder
-        self._flat = faiss_file.flat_vectors(self._index)
+        self._flat = flat_vectors(self._index)
         if device != "cpu":
             self._flat = _on_gpu(self._flat, torch_device("--search-device", device), path)
 
@@ -95,6 +101,75 @@ def nearest(
         scores_QC, best = scores_QC.topk(min(count, scores_QC.shape[1]))
         rows_QC = rows_QC.gather(1, best)
     return rows_QC.cpu().numpy(), vectors_ND[rows_QC].float().cpu().numpy()
+
+
+def open_file(path: Path, dimension: int) -> Any:
+    """The memory-mapped index in a file; ValueError if it does not suit the encoder."""
+    try:
+        index = faiss.read_index(os.fspath(path), faiss.IO_FLAG_MMAP_IFC)
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[-1]
+        raise ValueError(f"{path}: not a faiss index ({reason})") from None
+    if index.metric_type != faiss.METRIC_INNER_PRODUCT:
+        raise ValueError(f"{path}: not an inner-product index, which E5's vectors need")
+    if index.d != dimension:
+        raise ValueError(
+            f"{path}: vectors of {index.d} numbers, but the encoder makes "
+            f"{dimension}; expected the encoder that the index was built with"
+        )
+    if not index.ntotal:
+        raise ValueError(f"{path}: no vectors in it")
+    if isinstance(faiss.downcast_index(index), faiss.IndexIDMap):
+        raise ValueError(
+            f"{path}: vectors with ids of their own; expected the passages' rows, 0 to "
+            f"{index.ntotal - 1}"
+        )
+    try:
+        if flat_vectors(index) is None:  # a search of a flat one would read the whole file
+            index.search_and_reconstruct(np.zeros((1, index.d), np.float32), 1)
+    except RuntimeError:
+        raise ValueError(
+            f"{path}: a {type(index).__name__}, which does not give its vectors back; "
+            "expected a flat, HNSW or IVF index"
+        ) from None
+    return index
+
+
+def set_search(index: Any, given: Mapping[str, int], where: str) -> dict[str, int]:
+    """Set the given search parameters, and usable values of the others; returns them all.
+
+    Raises:
+        ValueError: the index has no such parameter.
+    """
+    used = {}
+    if ivf := faiss.try_extract_index_ivf(index):
+        usable = max(1, min(ivf.nlist // 4, MAX_NPROBE))
+        used["nprobe"] = usable if ivf.nprobe == 1 else int(ivf.nprobe)
+    if isinstance(graph := faiss.downcast_index(index), faiss.IndexHNSW):
+        used["efSearch"] = max(int(graph.hnsw.efSearch), EF_SEARCH)
+    for name, value in given.items():
+        if name not in used:
+            has = f"has {', '.join(used)}" if used else "has no search parameters"
+            raise ValueError(f"--search {name}={value}: {where} {has}")
+    used |= given
+    for name, value in used.items():
+        faiss.ParameterSpace().set_index_parameter(index, name, value)
+    return used
+
+
+def flat_vectors(index: Any) -> torch.Tensor | None:
+    """The mapped vectors of a flat index, float32 or float16 [rows, dimension]; else None."""
+    if isinstance(index, faiss.IndexFlat):
+        dtype: type = np.float32
+    elif (
+        type(index) is faiss.IndexScalarQuantizer
+        and index.sq.qtype == faiss.ScalarQuantizer.QT_fp16
+    ):
+        dtype = np.float16
+    else:
+        return None
+    codes = faiss.rev_swig_ptr(index.codes.data(), index.ntotal * index.code_size)
+    return torch.from_numpy(codes.view(dtype).reshape(index.ntotal, index.d))
 
 
 def _on_gpu(vectors: torch.Tensor | None, device: torch.device, path: Path) -> torch.Tensor:
