@@ -19,9 +19,11 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from transformers import AutoModel, AutoTokenizer
+from transformers.utils import cached_file
 
-from sg_rlhf.common.text import notice_if_slow
 from sg_rlhf.data_io import model_folder
+from sg_rlhf.data_io.dataset_writer import sha256_of
 
 #: `--prompts`, for a model whose files name none.
 PROMPTS = {
@@ -31,14 +33,11 @@ PROMPTS = {
 #: An id of the hub: E5's own files do not name the prompts that its card asks for.
 _E5_ID = re.compile(r"[^/]+/(?:.*[^a-z])?e5(?:[^a-z0-9].*)?", re.IGNORECASE).fullmatch
 Kind = Literal["query", "passage"]
-
 #: Texts are padded to a multiple of this many tokens and never to a neighbour's length: then a
 #: vector is the same, bit for bit on a CPU, whether its text is encoded alone or in a batch.
 BUCKET = {"cpu": 4, "cuda": 16}
-
 #: Texts in one forward pass.
 BATCH = {"cpu": 64, "cuda": 256}
-
 #: Numbers that the encoder computes with. `auto`: fp16 on a GPU, as Search-R1's; fp32 on a CPU.
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -62,17 +61,12 @@ class Encoder:
         dtype: str = "auto",
         prompts: Mapping[str, str] | str | None = None,
     ) -> None:
-        # Takes seconds to import, and BM25 does not need it.
-        from transformers import AutoModel, AutoTokenizer
-
         self.device = torch_device(
             "--device", device or ("cuda" if torch.cuda.is_available() else "cpu")
         )
         if dtype == "auto":
             dtype = "fp16" if self.device.type == "cuda" else "fp32"
-        self.name = name
-        self.dtype = dtype
-        self.max_length = max_length
+        self.name, self.dtype, self.max_length = name, dtype, max_length
         try:
             if Path(name).is_dir():
                 model_folder.check(Path(name))
@@ -178,8 +172,6 @@ def _conventions(
 
 def _card(name: str, revision: str | None, file: str) -> Any:
     """A JSON file of a model; None if the model has no such file."""
-    from transformers.utils import cached_file
-
     found = cached_file(name, file, revision=revision, _raise_exceptions_for_missing_entries=False)
     return None if found is None else json.loads(Path(found).read_text(encoding="utf-8"))
 
@@ -201,7 +193,6 @@ def _identity(name: str, commit: str | None) -> dict[str, str]:
     for path in sorted(Path(name).iterdir()):
         # Weights, tokenizer and configuration; a README or another folder does not count.
         if path.is_file() and path.suffix in {".json", ".txt", ".model", ".safetensors", ".bin"}:
-            with notice_if_slow(f"hashing {path}"), path.open("rb") as file:
-                digest.update(f"{path.name}\0".encode())
-                digest.update(hashlib.file_digest(file, "sha256").digest())
+            digest.update(f"{path.name}\0".encode())
+            digest.update(bytes.fromhex(sha256_of(path)))
     return {"model": Path(name).resolve().name, "fingerprint": digest.hexdigest()}

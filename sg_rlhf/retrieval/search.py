@@ -31,6 +31,9 @@ class DenseOptions:
     prompts: str | None = None
 
 
+DEFAULTS = DenseOptions()
+
+
 @dataclass(frozen=True)
 class Hit:
     """A passage found, with its score: BM25, or a cosine."""
@@ -55,10 +58,8 @@ class Retriever:
 
         A query's result does not depend on the others; equal scores are ordered by row.
         """
-        blank = [not query.strip() for query in queries]
-        some = [query for query, empty in zip(queries, blank, strict=True) if not empty]
-        found = iter(self._backend.search(some, topk))
-        return [[] if empty else self._hits(*next(found)) for empty in blank]
+        found = iter(self._backend.search([query for query in queries if query.strip()], topk))
+        return [self._hits(*next(found)) if query.strip() else [] for query in queries]
 
     def _hits(self, rows: np.ndarray, scores: np.ndarray) -> list[Hit]:
         pairs = zip(rows.tolist(), scores.tolist(), strict=True)
@@ -70,7 +71,7 @@ def open_index(
     corpus: Path | None = None,
     encoder: str | None = None,
     device: str | None = None,
-    options: DenseOptions | None = None,
+    options: DenseOptions = DEFAULTS,
 ) -> Retriever:
     """Open a folder made by `sg-rlhf index`.
 
@@ -83,12 +84,11 @@ def open_index(
     facts = manifest.read(folder)
     path = manifest.check_corpus(folder, facts["corpus"], corpus)
     passages = Corpus(path, np.load(folder / manifest.OFFSETS, mmap_mode="r"))
-    options = options or DenseOptions()
     backend: Backend
     if facts["kind"] == "bm25":
         if encoder not in (None, "bm25"):
             raise ValueError(f"--encoder {encoder}: index {folder} is a BM25 index, without one")
-        if options != DenseOptions():
+        if options != DEFAULTS:
             raise ValueError(
                 f"--index {folder}: a BM25 index, which takes no --search, --search-device, "
                 "--encoder-dtype and --prompts"
@@ -173,7 +173,7 @@ def open_faiss(
     encoder: str,
     max_length: int = 256,
     device: str | None = None,
-    options: DenseOptions | None = None,
+    options: DenseOptions = DEFAULTS,
 ) -> Retriever:
     """Open a plain faiss file and its corpus, such as Search-R1's `e5_Flat.index` and wiki-18.
 
@@ -183,7 +183,6 @@ def open_faiss(
     from sg_rlhf.retrieval.dense import DenseBackend
     from sg_rlhf.retrieval.encoder import Encoder
 
-    options = options or DenseOptions()
     for flag, path in (("--faiss-index", index), ("--corpus", corpus)):
         if not path.is_file():
             raise ValueError(f"{flag} {path}: no such file")
