@@ -1,12 +1,4 @@
-"""The HTTP API: a FastAPI application with Search-R1's contract around a `Retriever`.
-
-    POST /retrieve  {"queries": ["..."], "topk": 3, "return_scores": true}
-                    {"result": [[{"document": {"id", "contents"}, "score"}]]}     one list per query
-                    {"result": [[{"id", "contents"}]]}                            without scores
-    GET /health, /metrics (Prometheus), /docs (OpenAPI)
-
-Client errors are 4xx with the reason. A full queue is 429 with `Retry-After`.
-"""
+"""The HTTP API: a FastAPI application with Search-R1's contract (docs/search.md)."""
 
 import json
 from collections.abc import AsyncIterator, Sequence
@@ -53,8 +45,8 @@ def create_app(retriever: Retriever, limits: Limits) -> FastAPI:
     @app.exception_handler(RequestValidationError)
     async def refuse(_: Request, error: RequestValidationError) -> Response:
         # The first error alone, without its input: a bad body may have a million of them.
-        first = error.errors()[0]
-        return _unprocessable(first["type"], first["loc"], first["msg"])
+        first = {key: error.errors()[0][key] for key in ("type", "loc", "msg")}
+        return JSONResponse({"detail": [first]}, 422)
 
     class RetrieveRequest(BaseModel):
         """Queries to search for (Search-R1), or one query (SkyRL-gym)."""
@@ -76,12 +68,12 @@ def create_app(retriever: Retriever, limits: Limits) -> FastAPI:
         asked = request.queries
         if asked is None:
             if request.query is None:
-                return _unprocessable("missing", ("body", "queries"), "Field required (or query)")
+                raise _invalid("missing", ("body", "queries"), "Field required (or query)")
             asked = [request.query]
         topk = request.topk or limits.topk
         if len(asked) * topk > MAX_PASSAGES:
             reason = f"queries x topk: at most {MAX_PASSAGES} passages in an answer"
-            return _unprocessable("too_long", ("body",), reason)
+            raise _invalid("too_long", ("body",), reason)
         try:
             found = await app.state.batcher.search(
                 [_clean(query, limits.max_query_chars) for query in asked],
@@ -97,8 +89,8 @@ def create_app(retriever: Retriever, limits: Limits) -> FastAPI:
 
     @app.get("/health")
     async def health() -> dict[str, Any]:
-        served = {"passages": len(retriever), "description": retriever.description}
-        return {"status": "ok", **served}
+        described = retriever.description
+        return {"status": "ok", "passages": len(retriever), "description": described}
 
     @app.get("/metrics", response_class=Response)
     async def prometheus() -> Response:
@@ -125,5 +117,5 @@ def _clean(query: str, max_chars: int) -> str:
     return query[:max_chars].encode(errors="replace").decode()
 
 
-def _unprocessable(kind: str, place: Sequence[str | int], message: str) -> Response:
-    return JSONResponse({"detail": [{"type": kind, "loc": [*place], "msg": message}]}, 422)
+def _invalid(kind: str, place: tuple[str, ...], message: str) -> RequestValidationError:
+    return RequestValidationError([{"type": kind, "loc": place, "msg": message}])

@@ -38,8 +38,6 @@ the accepted requests and ends.
 """
 #: Seconds that an unused connection stays open: a rollout step lies between two searches.
 KEEP_ALIVE = 75
-
-
 #: Limits that may be 0.
 MAY_BE_0 = ("max_wait_ms", "cache_size")
 BUSY = (429, 503)
