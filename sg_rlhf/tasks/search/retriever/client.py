@@ -1,11 +1,8 @@
 """The retriever's client: it batches the queries of many dialogues and waits for an outage to end.
 
-Speaks the contract of Search-R1's server: POST `{"queries": [...], "topk": 3, "return_scores":
-true}` gives `{"result": [[{"document": {"id", "contents"}, "score"}, ...], ...]}`, one list per
-query; `id` and `score` may be missing. Any other answer is an error, never an empty result.
-
-A query is sent at once while fewer than `max_connections` requests are in flight, otherwise with
-all other waiting queries when one of them ends. docs/search.md says what is sent again.
+It speaks Search-R1's contract; docs/search.md has it, and says what is sent again. A query is sent
+at once while fewer than `max_connections` requests are in flight, otherwise with all other waiting
+queries when one of them ends. An answer of another shape is an error, never an empty result.
 """
 
 from __future__ import annotations
@@ -14,7 +11,7 @@ import asyncio
 import json
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -82,8 +79,8 @@ class RetrieverClient:
         for request in self._requests:
             request.cancel()
         await asyncio.gather(*self._requests, return_exceptions=True)
-        left = list(self._pending)
-        self._resolve(left, [self._error("closed")] * len(left))
+        for query in list(self._pending):
+            self._resolve(query, self._error("closed"))
         if self._session is not None:
             await self._session.close()
 
@@ -114,13 +111,13 @@ class RetrieverClient:
                 found = await self._fetch(queries)
             except Exception as error:  # a mistake of ours: nobody must wait for ever
                 found = [self._error(repr(error))] * len(queries)
-        self._resolve(queries, found)
-
-    def _resolve(self, queries: Iterable[str], found: Iterable[_Result]) -> None:
         for query, result in zip(queries, found, strict=True):
-            answer = self._pending.pop(query)
-            if not answer.done():  # its loop may have been closed
-                answer.set_result(result)
+            self._resolve(query, result)
+
+    def _resolve(self, query: str, result: _Result) -> None:
+        answer = self._pending.pop(query)
+        if not answer.done():  # its loop may have been closed
+            answer.set_result(result)
 
     async def _fetch(self, queries: list[str]) -> list[_Result]:
         """The result of each query, after as many requests as the limits allow."""
@@ -164,15 +161,13 @@ class RetrieverClient:
 
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=self.limits.max_connections),
                 cookie_jar=aiohttp.DummyCookieJar(),
-                headers={"Content-Type": "application/json"},
                 timeout=aiohttp.ClientTimeout(total=self.limits.timeout_s),
             )
         body = {"queries": queries, "topk": self.settings.topk, "return_scores": True}
         try:
             async with self._session.post(
-                self.settings.url, data=json.dumps(body).encode(), allow_redirects=False
+                self.settings.url, json=body, allow_redirects=False
             ) as response:
                 content = await response.read()
         except TimeoutError:

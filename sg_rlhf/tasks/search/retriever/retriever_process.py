@@ -45,12 +45,11 @@ def serve(index: Path, port: int = 0, log: Path | None = None) -> Iterator[str]:
 
     Its output goes to `log`. EvalError has its last line if it does not start.
     """
-    with_parent = [sys.executable, "-m", "sg_rlhf.common.with_parent", str(os.getpid())]
-    command = [*with_parent, "sg_rlhf.retrieval.server", "--index", str(index)]
+    server = ["sg_rlhf.retrieval.server", "--index", str(index), "--port", str(port)]
     with log.open("w+") if log else tempfile.TemporaryFile("w+") as output:
         # A session of its own: Ctrl-C ends this process first, and this process the server.
         process = subprocess.Popen(
-            [*command, "--port", str(port)],
+            [sys.executable, "-m", "sg_rlhf.common.with_parent", str(os.getpid()), *server],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -79,13 +78,11 @@ async def probe(settings: SearchSettings, limits: Limits = LIMITS) -> str:
 
 def _wait_until_listening(process: subprocess.Popen[bytes], output: int, index: Path) -> str:
     deadline = time.monotonic() + START_SECONDS
-    path = f"/proc/self/fd/{output}"
     while time.monotonic() < deadline:
         # Looked at before the text: what a server wrote before it ended is then read too.
         ended = process.poll()
-        text = Path(path).read_text(errors="replace")
-        found = _LISTENING.search(text)
-        if found:
+        text = Path(f"/proc/self/fd/{output}").read_text(errors="replace")
+        if found := _LISTENING.search(text):
             return f"{found[1]}/retrieve"
         if ended is not None:
             last = (text.strip().splitlines() or ["no message"])[-1]
