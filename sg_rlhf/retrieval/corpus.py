@@ -31,7 +31,7 @@ def scan(path: Path, *, check: bool = True) -> tuple[np.ndarray, str]:
     `check=False` finds the offsets alone, without the 10 microseconds per line of parsing.
 
     Raises:
-        ValueError: names the file, the line and the field of the first bad passage.
+        ValueError: names file, line and field of the first bad passage.
     """
     offsets = array("q", [0])
     digest = hashlib.sha256()
@@ -47,11 +47,7 @@ def scan(path: Path, *, check: bool = True) -> tuple[np.ndarray, str]:
 
 
 def parse(line: bytes, path: Path, number: int) -> Document:
-    """One line, counted from 1, as a passage; other fields are left out.
-
-    Raises:
-        ValueError: names file, line and field.
-    """
+    """One line, counted from 1, as a passage; ValueError names file, line and field."""
     place = f"{path}, line {number}"
     try:
         record = json.loads(line)

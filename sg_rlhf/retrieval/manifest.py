@@ -65,8 +65,7 @@ def write(folder: Path, manifest: dict[str, Any]) -> None:
 
 def describe_files(folder: Path) -> dict[str, Any]:
     """The entries `files` (bytes of each) and `sha256`, of the files of an index."""
-    parts = [folder / name for name in (BM25, FAISS, OFFSETS)]
-    paths = [path for part in parts for path in (part, *part.rglob("*"))]
+    paths = [folder / FAISS, folder / OFFSETS, *folder.glob(f"{BM25}/**/*")]
     files = {path.relative_to(folder).as_posix(): path for path in sorted(paths) if path.is_file()}
     return {
         "files": {name: path.stat().st_size for name, path in files.items()},
@@ -97,24 +96,21 @@ def read(folder: Path, *, every_byte: bool = False) -> dict[str, Any]:
         place = ".".join(str(part) for part in first["loc"])
         raise ValueError(f"{path}, {place}: {first['msg']}; build the index again") from None
     for name, size in manifest["files"].items():
-        _check_file(folder / name, size, manifest["sha256"].get(name), every_byte)
+        file = folder / name
+        found = file.stat().st_size if file.is_file() else None
+        if found != size:
+            state = "missing" if found is None else f"{found} bytes"
+            raise ValueError(f"{file}: {state}, but its index was built with {size} bytes")
+        is_read = every_byte or size <= SMALL
+        if is_read and sha256_of(file) != manifest["sha256"].get(name):
+            raise ValueError(
+                f"{file}: its content is not what was built (SHA-256); copy it again, or build "
+                "the index again"
+            )
     return manifest
 
 
-def _check_file(file: Path, size: int, sha256: str | None, every_byte: bool) -> None:
-    found = file.stat().st_size if file.is_file() else None
-    if found != size:
-        state = "missing" if found is None else f"{found} bytes"
-        raise ValueError(f"{file}: {state}, but its index was built with {size} bytes")
-    if (every_byte or size <= SMALL) and sha256_of(file) != sha256:
-        raise ValueError(
-            f"{file}: its content is not what was built (SHA-256); copy it again, or build the "
-            "index again"
-        )
-
-
 def corpus_entry(corpus: Path, out: Path, rows: int, sha256: str) -> dict[str, Any]:
-    """The entry of the corpus."""
     status = corpus.stat()
     return {
         "path": os.path.relpath(corpus.resolve(), out.resolve()),
