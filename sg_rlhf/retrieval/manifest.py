@@ -97,9 +97,9 @@ def read(folder: Path, *, every_byte: bool = False) -> dict[str, Any]:
         raise ValueError(f"{path}, {place}: {first['msg']}; build the index again") from None
     for name, size in manifest["files"].items():
         file = folder / name
-        found = file.stat().st_size if file.is_file() else None
-        if found != size:
-            state = "missing" if found is None else f"{found} bytes"
+        actual = file.stat().st_size if file.is_file() else None
+        if actual != size:
+            state = "missing" if actual is None else f"{actual} bytes"
             raise ValueError(f"{file}: {state}, but its index was built with {size} bytes")
         is_read = every_byte or size <= SMALL
         if is_read and sha256_of(file) != manifest["sha256"].get(name):
