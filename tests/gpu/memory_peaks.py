@@ -168,16 +168,16 @@ def measure(plan: Plan, gib: float | None) -> dict[str, float]:
 
     # ZeRO-3 gathers more while it scores once it has seen an update.
     found = {"update_gib": peak_above(torch.cuda.memory_allocated(), update)}
-    weights = gpu_memory.policy(run_shape)
-    found |= {
-        "score_gib": peak_above(weights, score),
-        "sync_gib": peak_above(weights, _sender(run_shape, actor).send),
-    }
     free, total = torch.cuda.mem_get_info()
     found |= {
         "reserved_gib": torch.cuda.max_memory_reserved() / GIB,
         "device_gib": (total - free) / GIB,
     }
+    weights = gpu_memory.policy(run_shape)
+    found["score_gib"] = peak_above(weights, score)
+    engine.empty_partition_cache()  # a weight sync finds no parameter that is being fetched
+    found["sync_gib"] = peak_above(weights, _sender(run_shape, actor).send)
+    actor.train()
     return found | {"host_waits": host_waits(lambda: log_probs(run_shape.train_micro))}
 
 

@@ -297,7 +297,10 @@ class SGPolicyModelActor(OwnPort, BaseModelActor):  # type: ignore[misc]  # upst
         finally:
             self.actor.temperature = temperature
             self.actor.train()
-            # An engine on the same GPU allocates its cache next.
+            # An engine on the same GPU allocates its cache next. After an update ZeRO-3 holds
+            # gigabytes of parameters for a backward pass, and a weight sync fails on those that it
+            # is fetching.
+            self.actor.model.empty_partition_cache()
             torch.cuda.empty_cache()
         return results
 
