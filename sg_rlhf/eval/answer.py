@@ -43,9 +43,9 @@ def samples_of(
     Long prompts at the end would leave the engine with a few slow responses.
 
     Args:
-        tokenize: prompts -> their token ids; empty lists where only the server knows them.
+        tokenize: prompts -> token ids (`ModelHandle.tokenize`).
         context: most tokens of prompt and response; None: unknown, nothing is cut.
-        tokenizer: the model's; None: the engine gets text instead of ids.
+        tokenizer: None: the engine gets text instead of ids.
     """
     found = []
     for benchmark in benchmarks:
@@ -173,16 +173,15 @@ class _Single:
     async def _grade(self) -> None:
         while self._done:
             done, self._done = self._done, []
-            await asyncio.to_thread(grade_and_store, done, self._store)
+            await asyncio.to_thread(self._grade_and_store, done)
 
-
-def grade_and_store(done: Sequence[Sample], store: Store) -> None:
-    """Grade and store samples that have their responses."""
-    benchmarks = {sample.benchmark.name: sample.benchmark for sample in done}
-    for name, benchmark in benchmarks.items():
-        part = [sample for sample in done if sample.benchmark.name == name]
-        grades = benchmark.grade([(sample.response, sample.question.gold) for sample in part])
-        store.append(sample.row(grade) for sample, grade in zip(part, grades, strict=True))
+    def _grade_and_store(self, done: Sequence[Sample]) -> None:
+        benchmarks = {sample.benchmark.name: sample.benchmark for sample in done}
+        for name, benchmark in benchmarks.items():
+            part = [sample for sample in done if sample.benchmark.name == name]
+            grades = benchmark.grade([(sample.response, sample.question.gold) for sample in part])
+            rows = (sample.row(grade) for sample, grade in zip(part, grades, strict=True))
+            self._store.append(rows)
 
 
 class _Dialogues:

@@ -16,10 +16,9 @@ from sg_rlhf.common.argument_types import progress_bar
 from sg_rlhf.data_io.dataset_writer import sha256_of
 from sg_rlhf.data_io.run_config import run_of
 from sg_rlhf.eval import contamination
-from sg_rlhf.eval.answer import grade_and_store
 from sg_rlhf.eval.command_line import CommandLine, dated_folder, find_suite, names_in
 from sg_rlhf.eval.contamination import TrainingOverlap
-from sg_rlhf.eval.engines.base import Sample
+from sg_rlhf.eval.engines.base import verdict
 from sg_rlhf.eval.scores import results, tables
 from sg_rlhf.eval.scores.compare import (
     RunResults,
@@ -29,7 +28,7 @@ from sg_rlhf.eval.scores.compare import (
     selected,
 )
 from sg_rlhf.eval.store import SAMPLES, Row, Store, key_of
-from sg_rlhf.tasks.questions import EvalError, Question
+from sg_rlhf.tasks.questions import EvalError
 from sg_rlhf.tasks.suite import Benchmark, Setup, Suite
 
 #: Options with a meaning here, apart from those of the suite.
@@ -56,17 +55,14 @@ def rescore(line: CommandLine, console: Console) -> int:
         store = resources.enter_context(Store(args.out, args.resume))
         done = store.begin(request)
         begun = store.write_request(request, side.begun)
-        left = [
-            _sample(benchmark, row)
-            for benchmark in prepared.benchmarks
-            for row in side.rows[benchmark.name]
-            if key_of(row) not in done
-        ]
-        with progress_bar("grading", "response", len(done) + len(left)) as bar:
+        total = sum(len(side.rows[benchmark.name]) for benchmark in benchmarks)
+        with progress_bar("grading", "response", total) as bar:
             bar.update(len(done))
-            for start in range(0, len(left), CHUNK):
-                grade_and_store(left[start : start + CHUNK], store)
-                bar.update(len(left[start : start + CHUNK]))
+            for benchmark in prepared.benchmarks:
+                left = [row for row in side.rows[benchmark.name] if key_of(row) not in done]
+                for start in range(0, len(left), CHUNK):
+                    store.append(_graded(benchmark, left[start : start + CHUNK]))
+                    bar.update(len(left[start : start + CHUNK]))
         rows = list(store.begin(request).values())
         report, extra = results.build(suite, benchmarks, request, rows, begun, {}, _seen(side))
         report["rescored"] = {**request["rescored"], "changes": _changes(side, rows)}
@@ -108,19 +104,11 @@ def _request(
     }
 
 
-def _sample(benchmark: Benchmark, row: Row) -> Sample:
-    """A stored sample."""
-    return Sample(
-        benchmark=benchmark,
-        question=Question(row["id"], row["prompt"], row["gold"], row["group"]),
-        index=row["sample"],
-        prompt_ids=(),
-        max_tokens=row.get("max_tokens", 0),
-        seed=row.get("seed", 0),
-        response=row["response"],
-        finish_reason=row["finish_reason"],
-        tokens=row["tokens"],
-    )
+def _graded(benchmark: Benchmark, rows: Sequence[Row]) -> list[Row]:
+    """Stored samples with new verdicts."""
+    grades = benchmark.grade([(row["response"], row["gold"]) for row in rows])
+    kept = [{key: value for key, value in row.items() if key != "graders"} for row in rows]
+    return [{**row, **verdict(grade)} for row, grade in zip(kept, grades, strict=True)]
 
 
 def _changes(side: RunResults, rows: Sequence[Row]) -> dict[str, dict[str, int]]:

@@ -87,12 +87,19 @@ class Sample:
             "tokens": self.tokens,
             "max_tokens": self.max_tokens,
             "seed": self.seed,
-            "correct": grade.correct,
-            "reward": grade.reward,
-            "extracted": grade.extracted,
-            "reason": str(grade.reason),
-            **({"graders": dict(grade.others)} if grade.others else {}),
+            **verdict(grade),
         }
+
+
+def verdict(grade: Grade) -> Row:
+    """The part of a line in `samples.jsonl` that the grader decides."""
+    return {
+        "correct": grade.correct,
+        "reward": grade.reward,
+        "extracted": grade.extracted,
+        "reason": str(grade.reason),
+        **({"graders": dict(grade.others)} if grade.others else {}),
+    }
 
 
 class Engine(Protocol):
