@@ -39,10 +39,6 @@ class ServerEngine:
 
     Args:
         model, location: the names under which the server may know the model.
-        in_flight: most requests at a time.
-        chat: use the chat endpoint.
-        system_prompt: system turn of a chat; None: no such turn.
-        chat_template_kwargs: arguments of the server's chat template.
 
     Attributes:
         served: name under which the server knows the model.
@@ -158,21 +154,13 @@ class ServerEngine:
                 "stop_token_ids": list(sample.stop_ids),
                 "include_stop_str_in_output": bool(sample.stop),
             }
-        answer = await self._post(body)
-        choice = answer["choices"][0]
-        return replace(
-            sample,
-            response=_text(choice),
-            finish_reason="length" if choice["finish_reason"] == "length" else "stop",
-            tokens=int((answer.get("usage") or {}).get("completion_tokens", 0)),
-            token_ids=tuple(choice.get("token_ids") or ()),
-        )
+        return replace(sample, **await self._post(body))
 
     def close(self) -> None:
         self._client.close()
 
     async def _post(self, body: dict[str, Any]) -> dict[str, Any]:
-        """The server's answer, a completion."""
+        """The server's response, as fields of a `Sample`."""
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 answer = await self._many.post(self._path, json=body)
@@ -182,10 +170,7 @@ class ServerEngine:
                 problem = f"{answer.status_code} {' '.join(answer.text.split())[:200]}"
                 if answer.status_code == 200:
                     try:
-                        found: dict[str, Any] = answer.json()
-                        _text(found["choices"][0])
-                        (found.get("usage") or {}).get("completion_tokens")
-                        return found
+                        return _read(answer.json())
                     except (ValueError, LookupError, TypeError, AttributeError):
                         # A proxy's page, which may be gone in a moment.
                         problem = f"expected a completion (JSON with choices), found {problem}"
@@ -196,20 +181,24 @@ class ServerEngine:
         raise EvalError(f"--base-url {self.base_url}: {problem}")
 
 
-def _text(choice: Any) -> str:
-    """The text of a completion or of a chat completion; an error if it is neither.
+def _read(completion: Any) -> dict[str, Any]:
+    """The response in a completion or a chat completion; an error if it is neither.
 
     A server with a reasoning parser gives the reasoning apart from the answer. Only the answer is
     graded; it is empty if the limit ended the reasoning. The tokens count both.
     """
-    choice["finish_reason"]
-    if "message" not in choice:
-        text = choice["text"]
-    else:
+    choice = completion["choices"][0]
+    if "message" in choice:
         message = choice["message"]
-        text = message["content"]
-        if text is None and (message.get("reasoning") or message.get("reasoning_content")):
-            text = ""
+        reasoning = message.get("reasoning") or message.get("reasoning_content")
+        text = "" if message["content"] is None and reasoning else message["content"]
+    else:
+        text = choice["text"]
     if not isinstance(text, str):
         raise TypeError
-    return text
+    return {
+        "response": text,
+        "finish_reason": "length" if choice["finish_reason"] == "length" else "stop",
+        "tokens": int((completion.get("usage") or {}).get("completion_tokens", 0)),
+        "token_ids": tuple(choice.get("token_ids") or ()),
+    }
