@@ -18,7 +18,7 @@ from sg_rlhf.common import module_paths
 from sg_rlhf.data_io import model_folder
 from sg_rlhf.data_io.dataset_writer import sha256_of
 from sg_rlhf.eval.engines import vllm
-from sg_rlhf.eval.engines.base import Model as Model
+from sg_rlhf.eval.engines.base import Model
 from sg_rlhf.tasks import chat
 from sg_rlhf.tasks.questions import EvalError, one_line
 
@@ -63,11 +63,6 @@ def with_merged_adapters(name: str, dtype: str | None) -> str:
         return str(merged_copy(folder, dtype))
     except model_folder.ModelError as error:
         raise EvalError(f"--model {name}: {error}") from None
-
-
-def served_model(name: str) -> Model:
-    """A model that only a server knows: no weights to hash, so its name stands for them."""
-    return Model(name, name, None, hashlib.sha256(f"served {name}".encode()).hexdigest())
 
 
 def fingerprint(folder: Path) -> str:
@@ -164,6 +159,7 @@ class ModelHandle:
     Attributes:
         context: most tokens of prompt and response; None if a server does not tell.
         tokenizer: None for a model that only a server knows.
+        dtype: of the weights, as the engine gets it.
         cpu: there is no CUDA device.
         server: of `--engine openai`.
     """
@@ -171,6 +167,7 @@ class ModelHandle:
     model: Model
     context: int | None
     tokenizer: Any
+    dtype: str = "auto"
     cpu: bool = False
     server: Any = None
 
@@ -187,13 +184,13 @@ def open_model(args: argparse.Namespace, name: str) -> ModelHandle:
     if args.engine == "openai":
         return open_server(args, name)
     cpu = cpu_only()
-    dtype = args.dtype if args.dtype != "auto" else "float32" if cpu else None
-    loaded = with_merged_adapters(name, dtype)
+    dtype = "float32" if cpu and args.dtype == "auto" else args.dtype
+    loaded = with_merged_adapters(name, None if dtype == "auto" else dtype)
     model = replace(find_model(loaded, args.revision), name=name)
     vllm.set_environment(cpu)
     tokenizer = load_tokenizer(model)
     set_template_arguments(tokenizer, args.chat_template_kwargs)
-    return ModelHandle(model, context_length(model), tokenizer, cpu)
+    return ModelHandle(model, context_length(model), tokenizer, dtype, cpu)
 
 
 def open_server(args: argparse.Namespace, name: str) -> ModelHandle:
@@ -202,7 +199,10 @@ def open_server(args: argparse.Namespace, name: str) -> ModelHandle:
 
     # A server does not show its weights: a local folder is fingerprinted, a name stands for itself.
     local = (Path(name) / "config.json").is_file()
-    model = find_model(name, None) if local else served_model(name)
+    if local:
+        model = find_model(name, None)
+    else:
+        model = Model(name, name, None, hashlib.sha256(f"served {name}".encode()).hexdigest())
     server = ServerEngine(
         args.base_url,
         model.name,

@@ -140,7 +140,7 @@ def evaluate(line: CommandLine, console: Console) -> int:
         )
         for cut in tables.context_notices(request["benchmarks"], target().context):
             print(f"notice: {cut}", flush=True)
-        engine = start_engine(args, target(), request["dtype"], samples, left)
+        engine = start_engine(args, target(), samples, left)
         if engine is not None:
             resources.callback(engine.close)
         begun = store.write_request(request, results.environment())
@@ -241,7 +241,7 @@ def fit(
         "suite": suite.name,
         "model": target.model.as_dict(),
         "engine": args.engine,
-        "dtype": "float32" if target.cpu and args.dtype == "auto" else args.dtype,
+        "dtype": target.dtype,
         "context": target.context,
         "seed": args.seed,
         "limit": args.limit,
@@ -255,7 +255,6 @@ def fit(
 def start_engine(
     args: argparse.Namespace,
     target: ModelHandle,
-    dtype: str,
     samples: Sequence[Sample],
     left: Sequence[Sample],
 ) -> Engine | None:
@@ -267,7 +266,7 @@ def start_engine(
         return None
     needs = (len(s.prompt_ids) + s.max_tokens for s in samples if s.max_tokens)
     context = max(needs, default=0)
-    return vllm.VllmEngine(target.model, context, dtype, target.cpu, args.tensor_parallel)
+    return vllm.VllmEngine(target.model, context, target.dtype, target.cpu, args.tensor_parallel)
 
 
 if __name__ == "__main__":
