@@ -14,13 +14,8 @@ from sg_rlhf.tasks.suite import Benchmark
 class SamplingOptions:
     """Options of the command line; None: each benchmark's own setting.
 
-    Attributes:
-        temperature: 0 is greedy.
-        top_p: probability mass of the nucleus, above 0 and up to 1.
-        max_tokens: maximum tokens per response.
-        samples: responses per question (`--samples`).
-        ks: the k of pass@k (`--k`); None: the suite's k up to the number of samples, and with
-            `samples` that number too.
+    Without `ks` (`--k`) pass@k has the suite's k up to the number of samples, and with `samples`
+    that number too.
     """
 
     temperature: float | None = None

@@ -98,7 +98,13 @@ class Store:
             raise EvalError(
                 f"--resume: {path} was begun with another request: {first_three(changes)}"
             )
-        return self._read_samples()
+        samples = self.out / SAMPLES
+        if not samples.is_file():
+            return {}
+        with samples.open("r+b") as file:
+            rows, whole = _whole_rows(file.read(), samples)
+            file.truncate(whole)
+        return rows
 
     def write_request(
         self, request: Mapping[str, Any], environment: Mapping[str, Any]
@@ -133,15 +139,6 @@ class Store:
         # A line cut short by a kill is counted with none.
         names = re.findall(r'^{"benchmark": "([^"]+)"', "\n".join(lines), re.MULTILINE)
         return dict(Counter(names))
-
-    def _read_samples(self) -> dict[Key, Row]:
-        path = self.out / SAMPLES
-        if not path.is_file():
-            return {}
-        with path.open("r+b") as file:
-            rows, whole = _whole_rows(file.read(), path)
-            file.truncate(whole)
-        return rows
 
 
 def read_run(folder: Path) -> tuple[dict[str, Any], dict[str, Any], dict[Key, Row]]:

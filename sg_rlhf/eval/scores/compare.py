@@ -28,16 +28,9 @@ _WORDS = "{} in A, {} in B"
 
 @dataclass(frozen=True)
 class RunResults:
-    """The stored run of one folder.
+    """The stored run of one folder: both parts of its `run.json`, and samples by benchmark."""
 
-    Attributes:
-        label: how messages name it.
-        request: the request in its `run.json`.
-        begun: date, versions and commit of its first start.
-        rows: samples by benchmark.
-    """
-
-    label: str
+    label: str  # in messages
     folder: Path
     request: Mapping[str, Any]
     begun: Mapping[str, Any]
@@ -61,9 +54,7 @@ def compare(
 ) -> tuple[Suite, dict[str, Any]]:
     """Read, check and compare; the suite, and the content of `compare.json`.
 
-    Args:
-        only: benchmarks or families; empty: all that both folders have.
-        ks: of pass@k; None: those that both runs report.
+    Without `only` all benchmarks that both have are compared, without `ks` the k that both report.
     """
     a, b = (read_run_results(label, folder) for label, folder in zip("AB", folders, strict=True))
     suite = _suite(suites, a, b)
@@ -180,11 +171,7 @@ def selected(
 
 
 def as_run(known: Benchmark, sides: Sequence[RunResults], ks: Sequence[int] | None) -> Benchmark:
-    """A benchmark with the settings of runs that have the same ones.
-
-    Args:
-        ks: of `--k`; None: those that all the runs report.
-    """
+    """A benchmark with the settings that all these runs have; without `ks` the k of all."""
     described = [side.request["benchmarks"][known.name] for side in sides]
     settings = replace(known.settings, **described[0]["settings"])
     n = settings.n

@@ -79,9 +79,8 @@ def _head(results: Results, suite: Suite) -> list[str]:
 def _provenance(results: Results) -> str:
     model = results["model"]
     begun, finished = results["begun"], results["finished"]
-    commit = (finished["commit"] or "unknown")[:12] + (
-        "+" if (finished["commit"] or "").endswith("+") else ""
-    )
+    full = finished["commit"] or "unknown"
+    commit = full[:12] + ("+" if full.endswith("+") else "")
     revision = f", revision {model['revision'][:12]}" if model["revision"] else ""
     return (
         f"Model `{model['name']}`{revision} (fingerprint {model['fingerprint'][:12]}), "
