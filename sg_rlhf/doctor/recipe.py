@@ -55,7 +55,7 @@ def judge(config: Config, facts: Facts, *, cached: bool) -> tuple[Needs, list[Ch
     """
     needs = Needs(
         gpus=gpus_per_node(config) if for_gpus(config) else 0,
-        nodes=config.value("actor.num_nodes") or 1,
+        nodes=config.value("actor.num_nodes"),
         recipe=True,
     )
     unknown = "this model's shape is not known here"
@@ -83,7 +83,7 @@ def judge(config: Config, facts: Facts, *, cached: bool) -> tuple[Needs, list[Ch
 
 def gpus_per_node(config: Config) -> int:
     """GPUs per node that the recipe uses, for all models and engines."""
-    return math.ceil(topology.gpus(config.value) / (config.value("actor.num_nodes") or 1))
+    return math.ceil(topology.gpus(config.value) / config.value("actor.num_nodes"))
 
 
 def _memory(plan: MemoryPlan, facts: Facts, needs: Needs) -> Check:

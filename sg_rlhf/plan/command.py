@@ -90,7 +90,7 @@ def _rollouts(config: Config) -> int | None:
     prompts = input_files.count_prompts(config)
     if prompts is None:
         return None
-    per_epoch = prompts // max(1, config.value("rollout.batch_size"))
+    per_epoch = prompts // config.value("rollout.batch_size")
     return per_epoch * config.value("train.num_episodes") or None
 
 

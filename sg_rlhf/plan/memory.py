@@ -44,9 +44,7 @@ class MemoryPlan:
     @cached_property
     def cache(self) -> Cache | None:
         """vLLM's keys and values; None without GPUs."""
-        if self.run.cpu or not self.run.engines:
-            return None
-        return phases.cache_of(self.run, self.hardware)
+        return None if self.run.cpu else phases.cache_of(self.run, self.hardware)
 
     @cached_property
     def train_micro(self) -> int:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from sg_rlhf.config import Config, ConfigError, local_path
-from sg_rlhf.config.checks.layout import check_counts
+from sg_rlhf.config import Config, local_path
+from sg_rlhf.config.checks.layout import check_engine_count
 from sg_rlhf.config.derived import topology
 from sg_rlhf.config.derived.log_probs import (
     FUSED_FAMILIES,
@@ -46,7 +46,7 @@ class RunShape:
 
     # engines
     engine_tp: int = _key("vllm.tensor_parallel_size")
-    engines: int = _key("vllm.num_engines")  # 0 for none
+    engines: int = _key("vllm.num_engines")
     gpu_memory_utilization: float = _key("vllm.gpu_memory_utilization")
     engines_sleep: bool = _key("vllm.enable_sleep")  # weights in host memory during training
     eager_engines: bool = _key("vllm.enforce_eager")
@@ -145,7 +145,7 @@ def run_shape(config: Config) -> RunShape | None:
     """The sizes of a loaded recipe; None where the model's shape is known neither here nor on disk.
 
     Raises:
-        ConfigError: the model is a module that is not installed, or a count is not set.
+        ConfigError: the model is a module that is not installed, or no number of engines is set.
         ValueError: a local model's ``config.json`` is unreadable, or of another kind of model.
     """
     value = config.value
@@ -153,17 +153,13 @@ def run_shape(config: Config) -> RunShape | None:
     model = shape_of(local_path("actor.model_name_or_path", str(named))) if named else None
     if model is None:
         return None
-    try:
-        check_counts(value)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
+    check_engine_count(value)
     hardware = config.hardware
     dynamic = bool(value("train.dynamic_batch_enable"))
     train_tokens = value("train.max_tokens_per_gpu") if dynamic else None
     max_len = value("data.max_len")
     cpu = hardware == "cpu" or value("vllm.sync_backend") == "gloo"
     keyed = {f.name: value(f.metadata["key"]) for f in fields(RunShape) if f.metadata}
-    keyed["engines"] = keyed["engines"] or 0
     return RunShape(
         **keyed,
         model=model,

@@ -179,7 +179,7 @@ def time_plan(
     run: RunShape, hardware: Hardware, assumptions: Assumptions = DEFAULT
 ) -> TimePlan | None:
     """Seconds of a rollout; None for a machine without GPUs, of which nothing is known."""
-    if run.cpu or not hardware.gpus or not run.engines:
+    if run.cpu or not hardware.gpus:
         return None
     given, working = assumptions, assumptions.working(run)
     mean, prompt = given.mean_response(run), given.prompt(run)

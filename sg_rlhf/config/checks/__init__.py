@@ -31,8 +31,8 @@ CHECKS = (
 def problems(config: Config) -> list[str]:
     """The settings that do not go together: a line for each, with keys, values and remedy."""
     try:
-        layout.check_counts(config.value)  # the other checks divide by them
-    except ValueError as error:
+        layout.check_engine_count(config.value)  # the other checks multiply by it
+    except ConfigError as error:
         return [str(error)]
     found = []
     for check in CHECKS:

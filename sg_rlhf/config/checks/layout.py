@@ -13,24 +13,14 @@ import math
 from sg_rlhf.config.derived import topology
 from sg_rlhf.config.derived.async_config import async_config
 from sg_rlhf.config.derived.topology import Value
+from sg_rlhf.config.errors import ConfigError
 from sg_rlhf.config.upstream_flags import POLICY_LOSS_TYPES
 
-#: Counts that must be set and at least 1.
-COUNTS = (
-    "rollout.batch_size", "rollout.n_samples_per_prompt", "rollout.micro_batch_size",
-    "train.batch_size", "train.micro_batch_size", "train.max_epochs",
-    "actor.num_nodes", "actor.num_gpus_per_node", "vllm.num_engines", "vllm.tensor_parallel_size",
-    "data.max_len",
-)  # fmt: skip
 
-
-def check_counts(value: Value) -> None:
-    """Refuse a missing count, or one below 1."""
-    for key in COUNTS:
-        count = value(key)
-        if count is None or count < 1:
-            shown = f"{key}: not set" if count is None else f"{key}={count}"
-            raise ValueError(f"{shown}: expected 1 or more")
+def check_engine_count(value: Value) -> None:
+    """Refuse a recipe without a number of engines: the one count without a default."""
+    if value("vllm.num_engines") is None:
+        raise ConfigError("vllm.num_engines: not set: expected 1 or more")
 
 
 def check_unsupported(value: Value) -> None:
