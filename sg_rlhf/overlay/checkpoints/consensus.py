@@ -103,11 +103,6 @@ def select_intact(folder: Path) -> str | None:
     return None
 
 
-def all_names(checkpoint: Path) -> list[list[str]]:
-    """Per rank: the files of a checkpoint that it sees."""
-    return all_gather_objects(manifest.names(checkpoint))
-
-
 def _error_in(checkpoint: Path) -> str | None:
     """The first error in a checkpoint, None if intact; each rank reads its share of the files."""
     error: str | None = None

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sg_rlhf.overlay.checkpoints import consensus
+from sg_rlhf.overlay.checkpoints import consensus, manifest
 from sg_rlhf.overlay.checkpoints.shards import (
     SavedLayout,
     ShardRange,
@@ -46,7 +46,7 @@ def load_resharded(model: DeepSpeedEngine, checkpoint: Path) -> Iterator[str]:
 
     Yields the change of ranks, in words; "" for the same number. Raises CheckpointError.
     """
-    views = consensus.all_names(checkpoint)
+    views = consensus.all_gather_objects(manifest.names(checkpoint))
     written = written_by(itertools.chain.from_iterable(views))
     if written is None:
         yield ""

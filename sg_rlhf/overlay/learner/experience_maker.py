@@ -149,12 +149,9 @@ class ExperienceMaker:
                 method_name="forward", **inputs
             )
             if wait:
-                self._wait_and_free(references, group)
+                ray.get(references)
+                ray.get(group.async_run_method(method_name="empty_cache"))
         return references
-
-    def _wait_and_free(self, references: list[ObjectRef], group: RayActorGroup) -> None:
-        ray.get(references)
-        ray.get(group.async_run_method(method_name="empty_cache"))
 
     def _results(
         self, name: str, references: list[ObjectRef] | None, samples: list[Experience]

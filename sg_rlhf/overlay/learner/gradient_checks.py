@@ -88,7 +88,8 @@ class GradientFaults:
         """Add the names of a parameter group's gradients that are not finite; on every rank."""
         *gradients, params = group
         if gradients:
-            bad = [p for g, p in zip(gradients[0], params, strict=False) if not _is_finite(g)]
+            pairs = zip(gradients[0], params, strict=False)
+            bad = [p for g, p in pairs if g is not None and not bool(torch.isfinite(g).all())]
         else:
             norms = self._optimizer.norm_for_param_grads
             ids = {p: self._optimizer.get_param_id(p) for p in params}
@@ -96,10 +97,6 @@ class GradientFaults:
         names = {id(parameter): name for name, parameter in self._named()}
         local = [names[id(p)] for p in bad if id(p) in names]
         self._names |= {name for of_rank in consensus.all_gather_objects(local) for name in of_rank}
-
-
-def _is_finite(gradient: torch.Tensor | None) -> bool:
-    return gradient is None or bool(torch.isfinite(gradient).all())
 
 
 class TensorReport(NamedTuple):

@@ -12,7 +12,6 @@ import dataclasses
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -121,7 +120,9 @@ class SGActorPPOTrainer(SyncTrainer):
         ] = []  # times of the optimizer step's passes
         self.skips: nonfinite.RankSkips | None = None
         self._loss_check = nonfinite.LossCheck()
-        self._faults = gradient_checks.GradientFaults(self.actor_optim, self._named_parameters)
+        self._faults = gradient_checks.GradientFaults(
+            self.actor_optim, self.actor.model.module.named_parameters
+        )
         if self.args.sg.on_nonfinite == "skip":
             self.skips = nonfinite.RankSkips(self.args, self._faults, self.actor_scheduler)
             self.skips.spoil_gradients_of(self.actor.model.module)
@@ -139,10 +140,6 @@ class SGActorPPOTrainer(SyncTrainer):
     def _data_parallel_group(self) -> ProcessGroup:
         group: ProcessGroup = self.strategy.ds_device_mesh["dp"].get_group()
         return group
-
-    def _named_parameters(self) -> Iterable[tuple[str, torch.nn.Parameter]]:
-        model: torch.nn.Module = self.actor.model.module
-        return model.named_parameters()
 
     # ---- the update of one rollout
 

@@ -273,19 +273,16 @@ class SGRolloutActor(upstream.RolloutRayActor.__ray_metadata__.modified_class): 
 
     def _check_reward(self, output: Response, tokenizer: PreTrainedTokenizerBase) -> None:
         """Convert a response's reward, score and logs to floats; raises RewardError."""
-        try:
-            self._convert_numbers(output)
-        except reward_values.RewardValueError as error:
-            text = tokenizer.decode(output["observation_tokens"], skip_special_tokens=False)
-            raise reward_error(output, str(error), text) from None
-
-    def _convert_numbers(self, output: Response) -> None:
         reward, score = output.get("reward"), output.get("scores")
         if reward is None and not self._expects_reward:
             return  # from a reward model, later
-        output["reward"] = reward_values.number_of("rewards", reward)
-        output["scores"] = None if score is None else reward_values.number_of("scores", score)
-        output["extra_logs"] = reward_values.logs_of(output.get("extra_logs"))
+        try:
+            output["reward"] = reward_values.number_of("rewards", reward)
+            output["scores"] = None if score is None else reward_values.number_of("scores", score)
+            output["extra_logs"] = reward_values.logs_of(output.get("extra_logs"))
+        except reward_values.RewardValueError as error:
+            text = tokenizer.decode(output["observation_tokens"], skip_special_tokens=False)
+            raise reward_error(output, str(error), text) from None
 
     async def ping(self) -> None:
         """Return once this process and the engine's core answer."""
