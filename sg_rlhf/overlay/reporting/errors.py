@@ -71,6 +71,6 @@ def cause_chain(error: BaseException) -> Iterator[BaseException]:
 def reraise_run_error(error: BaseException) -> None:
     """Raise the error of this module inside Ray's task errors. Do nothing if there is none."""
     for current in cause_chain(error):
-        for kind in (Terminated, CheckpointError, RunStopped, UnusablePrompts):
+        for kind in (Terminated, CheckpointError, EngineLost, RunStopped, UnusablePrompts):
             if isinstance(current, kind):
                 raise kind(str(getattr(current, "cause", current))) from None
