@@ -174,10 +174,8 @@ class Controller:
 
     def _client_states(self) -> dict[str, Any]:
         if self.args.ckpt.load_enable and (Path(self.args.ckpt.path) / "_actor").exists():
-            loaded: list[dict[str, Any]] = ray.get(
-                self._policy.async_run_method(method_name="get_checkpoint_states")
-            )
-            return loaded[0]
+            loaded: dict[str, Any] = self._call_ranks("get_checkpoint_states")[0]
+            return loaded
         return {
             "episode": 0,
             "global_step": 0,

@@ -115,9 +115,8 @@ class SGActorPPOTrainer(SyncTrainer):
         self.token_record = TokenRecord()
         self.reference = RankReference()
         self._seconds: defaultdict[str, float] = defaultdict(float)
-        self._passes: list[
-            tuple[PointInTime, PointInTime, PointInTime]
-        ] = []  # times of the optimizer step's passes
+        # Of each pass of the optimizer step: its start, the end of the loss, its end.
+        self._passes: list[tuple[PointInTime, PointInTime, PointInTime]] = []
         self.skips: nonfinite.RankSkips | None = None
         self._loss_check = nonfinite.LossCheck()
         self._faults = gradient_checks.GradientFaults(
