@@ -38,8 +38,15 @@ def write_markdown(path: Path, parts: Iterable[str]) -> None:
 
 def show(console: Console, parts: Iterable[str], files: Iterable[Path] = ()) -> None:
     """Print a report, and where its files are."""
-    from rich.markdown import Markdown  # `--help` does without it
+    # `--help` does without them.
+    from markdown_it import MarkdownIt
+    from rich.markdown import Markdown
 
-    console.print(Markdown("\n\n".join(parts)))
+    report = Markdown("")
+    # By default rich leaves out HTML, and so <think> in a system prompt.
+    report.parsed = (
+        MarkdownIt("commonmark", {"html": False}).enable("table").parse("\n\n".join(parts))
+    )
+    console.print(report)
     for path in files:
         console.print(str(path), markup=False, highlight=False, soft_wrap=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import math
 
@@ -13,6 +14,7 @@ from rich.console import Console
 from scipy.stats import binomtest
 
 from sg_rlhf.eval.scores import metrics, paired, results, tables
+from sg_rlhf.eval.scores.report import show
 from sg_rlhf.eval.suites import SUITES
 from sg_rlhf.tasks.kk.paper import KK
 from sg_rlhf.tasks.math.paper import MATH
@@ -269,3 +271,10 @@ def test_the_same_responses_differ_nowhere():
     (rows,) = sides(AIME, 0.5)
     for _, _, found in compared(AIME, [rows, rows], seed=0).values():
         assert (found["difference"], found["p"], found["ci95"]) == (0.0, 1.0, [0.0, 0.0])
+
+
+def test_a_tag_in_a_report_is_shown() -> None:
+    """A system prompt may ask for <think>; rich would leave it out."""
+    console = Console(record=True, file=io.StringIO(), width=80)
+    show(console, ["## Settings", "| system prompt |\n|---|\n| answer in <think> tags |"])
+    assert "answer in <think> tags" in console.export_text()
