@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from sg_rlhf.common.argument_types import (
     OneLineParser,
@@ -56,39 +56,31 @@ examples:
 OUT = Path("out")
 
 
-class Option(NamedTuple):
-    """An option of the command line; `suite`: the only suite that has it, None for all."""
-
-    flag: str
-    dest: str
-    default: Any
-    suite: str | None
-
-
 @dataclass(frozen=True)
 class CommandLine:
-    """A parsed command line, with every known suite by name."""
+    """A parsed command line.
+
+    Attributes:
+        suites: every known suite by name.
+        given: the options with another value than their default: flag -> value.
+    """
 
     args: argparse.Namespace
     suites: Mapping[str, Suite]
-    options: Sequence[Option]
-
-    @property
-    def given(self) -> list[Option]:
-        """The options with another value than their default."""
-        return [o for o in self.options if getattr(self.args, o.dest) != o.default]
+    given: Mapping[str, Any]
 
     @property
     def suite_values(self) -> dict[str, Any]:
         """The options that only the selected suite has, by name."""
-        of_suite = [o.dest for o in self.options if o.suite == self.args.suite]
-        return {dest: getattr(self.args, dest) for dest in of_suite}
+        flags = self.suites[self.args.suite].options
+        names = [flag.lstrip("-").replace("-", "_") for flag in flags]
+        return {name: getattr(self.args, name) for name in names}
 
     def refuse_all_but(self, allowed: Collection[str], reason: str) -> None:
-        """Refuse every option that was given, unless its name is among the allowed ones."""
-        for option in self.given:
-            if option.dest not in allowed:
-                raise EvalError(f"{option.flag}: {reason}")
+        """Refuse every option that was given, unless its flag is among the allowed ones."""
+        for flag in self.given:
+            if flag not in allowed:
+                raise EvalError(f"{flag}: {reason}")
 
 
 def parse_arguments(argv: Sequence[str]) -> CommandLine:
@@ -109,22 +101,21 @@ def parse_arguments(argv: Sequence[str]) -> CommandLine:
     _add_sampling(parser.add_argument_group("responses").add_argument)
     _add_engine(parser.add_argument_group("engine").add_argument)
     _add_other_modes(parser.add_argument_group("instead of an evaluation").add_argument)
-    suite_of = {}
     for name, suite in known.items():
         group = parser.add_argument_group(f"only with --suite {name}")
         for flag, keywords in suite.options.items():
-            suite_of[group.add_argument(flag, **keywords).dest] = name
-    options = [
-        Option(action.option_strings[0], action.dest, action.default, suite_of.get(action.dest))
-        for action in parser._actions
-        if action.dest != "help"
-    ]
+            group.add_argument(flag, **keywords)
     args = parser.parse_args(argv)
+    given = {
+        action.option_strings[0]: getattr(args, action.dest)
+        for action in parser._actions
+        if getattr(args, action.dest, action.default) != action.default
+    }
     if args.suite is None and args.data is not None:
         args.suite = own_rows.NAME
     if args.resume and args.out is None:
         raise EvalError("--resume needs --out DIR, the folder of the run that is to continue")
-    return CommandLine(args, known, options)
+    return CommandLine(args, known, given)
 
 
 # `add` is the `add_argument` of a parser or of a group.
@@ -245,8 +236,8 @@ def _add_other_modes(add: Callable[..., Any]) -> None:
 
 #: The only engine that an option applies to, where it does not apply to both.
 _ENGINE_OF = {
-    "base_url": "openai", "concurrency": "openai",
-    "tensor_parallel": "vllm", "revision": "vllm", "dtype": "vllm",
+    "--base-url": "openai", "--concurrency": "openai",
+    "--tensor-parallel": "vllm", "--revision": "vllm", "--dtype": "vllm",
 }  # fmt: skip
 
 
@@ -259,13 +250,12 @@ def check(line: CommandLine) -> tuple[Suite, tuple[Benchmark, ...]]:
     suite = find_suite(line)
     if args.engine == "openai" and args.base_url is None:
         raise EvalError("--engine openai needs --base-url, such as http://localhost:8000/v1")
-    for option in line.given:
-        engine = _ENGINE_OF.get(option.dest, args.engine)
+    for flag, value in line.given.items():
+        engine = _ENGINE_OF.get(flag, args.engine)
         if engine != args.engine:
-            value = getattr(args, option.dest)
-            raise EvalError(f"{option.flag} {value}: only with --engine {engine}")
-        if option.flag in suite.refused:
-            raise EvalError(f"{option.flag}: {suite.refused[option.flag]}")
+            raise EvalError(f"{flag} {value}: only with --engine {engine}")
+        if flag in suite.refused:
+            raise EvalError(f"{flag}: {suite.refused[flag]}")
     if args.system_prompt is not None and not args.chat_template:
         raise EvalError("--system-prompt: needs --chat-template; a raw prompt has no system turn")
     try:
@@ -296,9 +286,10 @@ def find_suite(line: CommandLine) -> Suite:
             f"--suite {args.suite}: expected one of {', '.join(line.suites)}, or "
             "package.module:NAME of a domain"
         )
-    for option in line.given:
-        if option.suite not in (None, args.suite):
-            raise EvalError(f"{option.flag}: only with --suite {option.suite}")
+    for flag in line.given:
+        owner = next((name for name, s in line.suites.items() if flag in s.options), args.suite)
+        if owner != args.suite:
+            raise EvalError(f"{flag}: only with --suite {owner}")
     if suite is own_rows.ROWS and args.rescore is None:
         return own_rows.with_rows(line.suite_values)
     return suite

@@ -32,7 +32,7 @@ from sg_rlhf.tasks.questions import EvalError
 from sg_rlhf.tasks.suite import Benchmark, Setup, Suite
 
 #: Options with a meaning here, apart from those of the suite.
-OPTIONS = {"rescore", "suite", "out", "resume", "only", "k"}
+OPTIONS = {"--rescore", "--suite", "--out", "--resume", "--only", "--k"}
 #: Responses that are graded and written at a time.
 CHUNK = 256
 
@@ -44,7 +44,7 @@ def rescore(line: CommandLine, console: Console) -> int:
     if args.suite is None:
         args.suite = side.request["suite"]
     suite = find_suite(line)
-    line.refuse_all_but({*OPTIONS, *line.suite_values}, "has no effect on stored responses")
+    line.refuse_all_but({*OPTIONS, *suite.options}, "has no effect on stored responses")
     benchmarks = _benchmarks(suite, side, names_in(args.only), args.k)
     if args.out is None:
         args.out = dated_folder(f"{suite.name}_rescored")

@@ -76,8 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 #: Options that `--compare` and `--list` have a use for.
-_COMPARE_OPTIONS = {"compare", "suite", "out", "only", "k", "seed"}
-_LIST_OPTIONS = {"list", "suite"}
+_COMPARE_OPTIONS = {"--compare", "--suite", "--out", "--only", "--k", "--seed"}
+_LIST_OPTIONS = {"--list", "--suite"}
 
 
 def compare_folders(line: CommandLine, console: Console) -> int:
