@@ -270,7 +270,8 @@ class Suite:
         average: (benchmark, score) columns whose mean is the paper's average, with its title.
         groups: further means over columns by title, each given where all its columns were run.
         by_default: benchmarks that are selected where none is named; empty: all.
-        options: options that only this suite has: flag -> keywords of argparse's `add_argument`.
+        options: options that only this suite has: flag -> keywords of argparse's `add_argument`,
+            except `dest`, which is the flag's own.
         refused: options of every suite that have no effect on this one: flag -> the reason.
         prepare: reads the questions, and starts what the run needs.
         report: further figures and tables of the graded samples.
