@@ -100,11 +100,7 @@ def create_app(retriever: Retriever, limits: Limits) -> FastAPI:
 
 
 def encode(hits: list[Hit], with_scores: bool) -> bytes:
-    """The list of one query in the answer, as JSON.
-
-    Raises:
-        ValueError: a score is NaN, which a damaged index may give.
-    """
+    """The list of one query in the answer, as JSON; ValueError for NaN (a damaged index)."""
     found: list[Any] = [hit.document for hit in hits]
     if with_scores:
         found = [{"document": hit.document, "score": hit.score} for hit in hits]

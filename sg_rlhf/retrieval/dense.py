@@ -34,12 +34,8 @@ MAX_NPROBE = 256
 class DenseBackend:
     """Search in a faiss index file, such as Search-R1's `e5_Flat.index`.
 
-    Args:
-        search: `efSearch` or `nprobe`; the default is `set_search`'s.
-        device: of a flat search; a GPU holds a copy of the vectors.
-
-    Raises:
-        ValueError: the file is no index of this encoder, or the device cannot search it.
+    `search` sets `efSearch` or `nprobe`. `device` is that of a flat search. ValueError if the file
+    is no index of this encoder, or the device cannot search it.
     """
 
     def __init__(
@@ -85,7 +81,9 @@ def nearest(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The rows of the largest inner products with each query, and their vectors.
 
-    The search runs on the device of `vectors_ND`, float32 or float16. `count` is at most N.
+    Args:
+        vectors_ND: float32 or float16; the search runs on their device.
+        count: at most N.
 
     Returns:
         rows int64 [Q, count] and vectors float32 [Q, count, D].
@@ -136,11 +134,7 @@ def open_file(path: Path, dimension: int) -> Any:
 
 
 def set_search(index: Any, given: Mapping[str, int], where: str) -> dict[str, int]:
-    """Set the given search parameters, and usable values of the others; returns them all.
-
-    Raises:
-        ValueError: the index has no such parameter.
-    """
+    """Set the given search parameters, and usable values of the others; returns them all."""
     used = {}
     if ivf := faiss.try_extract_index_ivf(index):
         usable = max(1, min(ivf.nlist // 4, MAX_NPROBE))

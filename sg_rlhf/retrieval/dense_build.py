@@ -34,11 +34,7 @@ def encoded_rows(file: Path, dimension: int) -> int:
 
 
 def encode(file: Path, corpus: Corpus, encoder: Encoder, batch_size: int | None) -> np.ndarray:
-    """Append the vectors of the passages that `file` lacks; returns all of them, mapped.
-
-    Raises:
-        ValueError: a vector is not finite: no search would find its passage.
-    """
+    """Append the vectors of the passages that `file` lacks; returns all of them, mapped."""
     rows, done = len(corpus), encoded_rows(file, encoder.dimension)
     block = BATCHES * (batch_size or BATCH[encoder.device.type])
     with (
@@ -50,6 +46,7 @@ def encode(file: Path, corpus: Corpus, encoder: Encoder, batch_size: int | None)
         for start in range(done, rows, block):
             texts = corpus.contents(range(start, min(start + block, rows)))
             vectors_ND = encoder.encode(texts, "passage", batch_size)
+            # No search would find such a passage.
             bad = np.flatnonzero(~np.isfinite(vectors_ND).all(axis=1))
             if len(bad):
                 raise ValueError(

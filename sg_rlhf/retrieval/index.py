@@ -68,11 +68,7 @@ def build(
     device: str | None = None,
     skip_room_check: bool = False,
 ) -> None:
-    """Build an index; the arguments are the command's flags.
-
-    Raises:
-        ValueError: a bad argument or corpus; `out` stays as it was.
-    """
+    """Build an index; the arguments are the command's flags. ValueError leaves `out` as it was."""
     if encoder == "bm25" and factory:
         raise ValueError("--encoder bm25: has no --factory, leave it out")
     if not corpus.is_file():

@@ -175,11 +175,7 @@ def open_faiss(
     device: str | None = None,
     options: DenseOptions = DEFAULTS,
 ) -> Retriever:
-    """Open a plain faiss file and its corpus, such as Search-R1's `e5_Flat.index` and wiki-18.
-
-    Raises:
-        ValueError: the numbers of passages or the dimensions differ.
-    """
+    """Open a plain faiss file and its corpus, such as Search-R1's `e5_Flat.index` and wiki-18."""
     from sg_rlhf.retrieval.dense import DenseBackend
     from sg_rlhf.retrieval.encoder import Encoder
 

@@ -12,6 +12,7 @@ import json
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -198,16 +199,14 @@ async def ask(
     settings: SearchSettings, *queries: str, limits: Limits = LIMITS
 ) -> list[list[Passage]]:
     """Ask at the start of a command, when no outage is waited for."""
-    client = RetrieverClient(settings, limits=replace(limits, outage_s=0.0))
     waiting = (
         f"waiting for the retriever {settings.url} (up to {limits.timeout_s:g} s a request, "
         f"{limits.retries + 1} requests)"
     )
-    try:
-        with notice_if_slow(waiting):
+    at_once = replace(limits, outage_s=0.0)
+    with notice_if_slow(waiting):
+        async with aclosing(RetrieverClient(settings, limits=at_once)) as client:
             return await asyncio.gather(*map(client.search, queries))
-    finally:
-        await client.aclose()
 
 
 def check(settings: SearchSettings, limits: Limits = LIMITS) -> None:
