@@ -1,4 +1,4 @@
-"""Group-relative advantages (GRPO, arXiv 2402.03300; Eq. 4 of arXiv 2511.00066) and their bound."""
+"""Group-relative advantages (GRPO, arXiv 2402.03300; Eq. 4 of arXiv 2511.00066)."""
 
 from __future__ import annotations
 
@@ -131,14 +131,3 @@ def counted_std(rewards_BG: Tensor, counts_BG: Tensor, std: str = "sample") -> T
     mean_B1 = torch.where(counts_BG, rewards_BG, 0.0).sum(-1, keepdim=True) / n_B1.clamp(min=1)
     squares_B1 = torch.where(counts_BG, rewards_BG - mean_B1, 0.0).square().sum(-1, keepdim=True)
     return (squares_B1 / (n_B1 - int(std == "sample")).clamp(min=1)).sqrt()
-
-
-def max_surrogate(eps_high: float, group_size: int) -> float:
-    """L = (1 + eps_high) sqrt(G), the constant of Theorem 3.3 (arXiv 2511.00066).
-
-    It bounds the surrogate from above, for advantages by population std and a weight inside the
-    clip. No such advantage exceeds sqrt(G - 1), so the bound is not tight. It is no lower bound:
-    with A < 0 and a large w r, min(w r A, clip(w r) A) = w r A is unlimited, unless dual clip
-    limits it to max(1 + eps_high, dual_clip) sqrt(G).
-    """
-    return (1 + eps_high) * math.sqrt(group_size)

@@ -1,4 +1,4 @@
-"""The range of a token weight over p in [0, 1], and where it leaves a token without gradient."""
+"""Where a token weight leaves a token without a policy gradient."""
 
 from __future__ import annotations
 
@@ -7,23 +7,11 @@ import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from sg_rlhf.algo.weightings import CONSTANT_TOLERANCE, Weighting
+from sg_rlhf.algo.weightings import Weighting
 from sg_rlhf.algo.weightings.base import grid
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-class WeightRange(NamedTuple):
-    """The result of :func:`weight_range`."""
-
-    min: float
-    max: float
-    dead_zone_p: float | None
-
-    @property
-    def constant(self) -> bool:
-        return self.max - self.min <= CONSTANT_TOLERANCE
 
 
 class DeadZones(NamedTuple):
@@ -80,28 +68,14 @@ class DeadZone(NamedTuple):
         return f" and p < {last:.3f}" if first == 0 else f" and p from {first:.3f} to {last:.3f}"
 
 
-def weight_range(cfg: Weighting, eps_high: float = 0.24) -> WeightRange:
-    """(min, max, dead_zone_p) of the unnormalised weight over p in [0, 1].
-
-    dead_zone_p is the smallest p whose token with A > 0 has no policy gradient even on-policy (r
-    = 1): the weight sits inside the clip and w(p) > 1 + eps_high. None where no p does that, and
-    always with placement ``outside``. Published constants, product form: (1.0, 1.4, 0.2112).
-    Extremes of a weighting that is not monotone are found on a grid of 1/1024. With
-    ``normalize="batch_mean"`` the training weight is this one divided by a mean that depends on
-    the data, and the dead zone moves with it.
-    """
-    low, high = cfg.bounds()
-    positive = dead_zones(cfg, eps_high=eps_high).positive
-    return WeightRange(low, high, None if positive is None else positive[0])
-
-
 def dead_zones(cfg: Weighting, eps_low: float = 0.2, eps_high: float = 0.24) -> DeadZones:
     """Where a token has no policy gradient even on-policy (r = 1), per sign of its advantage.
 
     With the weight inside the clip that is w(p) > 1 + eps_high for A > 0, and w(p) < 1 - eps_low
     for A < 0: such tokens are never pushed down. Product form, published constants:
     ((0.2112, 1.0), None); with the (0.5, 1.5) of Table 7: ((0.2112, 1.0), (0.0, 0.0688)). None
-    too for a weighting that is no function of p: there the training metrics tell.
+    too for a weighting that is no function of p: there the training metrics tell. With
+    ``normalize="batch_mean"`` the weight here is not yet divided by its mean.
     """
     if cfg.placement == "outside" or not cfg.is_curve:
         return DeadZones(None, None)

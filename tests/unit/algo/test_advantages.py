@@ -1,5 +1,7 @@
 """Group advantages: the two standard deviations of Eq. 4 and the bound of Theorem 3.3."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -11,7 +13,6 @@ from sg_rlhf.algo.advantages import (
     counted_std,
     equal_rewards,
     group_advantages,
-    max_surrogate,
 )
 from sg_rlhf.algo.policy_loss import LossSettings, policy_loss
 from tests.unit.algo.batches import PROPERTY, UNIFORM, WIDE
@@ -152,6 +153,16 @@ def surrogate(log_ratio: float, advantage: float, cfg, dual_clip=None, log_p=-0.
         log_probs, log_probs - log_ratio, advantages, mask, LossSettings(cfg, 0.2, 0.24, dual_clip)
     ).loss
     return -loss.item()
+
+
+def max_surrogate(eps_high: float, group_size: int) -> float:
+    """L = (1 + eps_high) sqrt(G), the constant of Theorem 3.3 (arXiv 2511.00066).
+
+    It bounds the surrogate from above, for advantages by population std and a weight inside the
+    clip. It is no lower bound: with A < 0 and a large w r the surrogate is w r A without a limit,
+    unless dual clip limits it.
+    """
+    return (1 + eps_high) * math.sqrt(group_size)
 
 
 reward_rows = st.lists(st.floats(-3.0, 3.0), min_size=2, max_size=8)

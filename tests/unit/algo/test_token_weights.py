@@ -8,10 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sg_rlhf.algo.analysis.gradient_dead_zones import dead_zones, dual_clip_zone, weight_range
+from sg_rlhf.algo.analysis.gradient_dead_zones import dead_zones, dual_clip_zone
 from sg_rlhf.algo.policy_loss import LossSettings, policy_loss
 from sg_rlhf.algo.token_weights import token_weights, weight_sum_and_count
-from sg_rlhf.algo.weightings import ConstantWeightError, TokenContext
+from sg_rlhf.algo.weightings import CONSTANT_TOLERANCE, ConstantWeightError, TokenContext
 from sg_rlhf.algo.weightings.ar import AdvantageReweighting
 from sg_rlhf.algo.weightings.base import Weighting
 from sg_rlhf.algo.weightings.grpo_sg import GrpoSG
@@ -38,6 +38,12 @@ UNCLIPPED = {"lower": 0.0, "upper": 10.0, "allow_constant": True}
 def weights_at(probs: list[float], cfg: Weighting) -> list[float]:
     log_probs = torch.tensor(probs, dtype=torch.float64).log()
     return token_weights(log_probs, cfg).tolist()
+
+
+def first_dead(cfg: Weighting, eps_high: float = 0.24) -> float | None:
+    """The smallest p whose token with A > 0 has no policy gradient at r = 1."""
+    zone = dead_zones(cfg, eps_high=eps_high).positive
+    return None if zone is None else zone[0]
 
 
 @pytest.mark.parametrize(
@@ -81,7 +87,7 @@ def test_uniform_is_exactly_one():
 def test_extreme_log_probs_give_finite_weights_in_range(dtype, cfg):
     log_probs = torch.tensor([0.0, -0.0, -1e4, -math.inf, 1e-6, 1e-3, -1e-30, -88.0], dtype=dtype)
     weights = token_weights(log_probs, cfg)
-    low, high, _ = weight_range(cfg)
+    low, high = cfg.bounds()
     assert weights.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     assert bool(((weights >= low - 1e-6) & (weights <= high + 1e-6)).all())
     assert weights[2] == weights[3]
@@ -161,37 +167,45 @@ def test_a_single_valued_weight_is_refused(changes):
     with pytest.raises(ConstantWeightError, match=r"plain GRPO.*allow_constant=true") as caught:
         GrpoSG(**changes)
     assert isinstance(caught.value, ValueError) and "\n" not in str(caught.value)
-    assert weight_range(GrpoSG(**changes, allow_constant=True)).constant
+    low, high = GrpoSG(**changes, allow_constant=True).bounds()
+    assert high - low <= CONSTANT_TOLERANCE
 
 
 def test_what_varies_is_accepted():
-    assert not weight_range(GrpoSG(form="quotient", tau=0.9)).constant
-    assert not weight_range(GrpoSG(tau=1.11)).constant  # 1.0986 is the limit
-    assert weight_range(Uniform()) == (1.0, 1.0, None)
+    for varying in (GrpoSG(form="quotient", tau=0.9), GrpoSG(tau=1.11)):  # 1.0986 is the limit
+        low, high = varying.bounds()
+        assert high - low > CONSTANT_TOLERANCE
+    assert Uniform().bounds() == (1.0, 1.0)
+    assert first_dead(Uniform()) is None
 
 
 def test_table_7_tau_half_is_plain_grpo_in_the_product_form():
-    assert weight_range(GrpoSG(tau=0.5, allow_constant=True)) == (1.0, 1.0, None)
+    cfg = GrpoSG(tau=0.5, allow_constant=True)
+    assert cfg.bounds() == (1.0, 1.0)
+    assert first_dead(cfg) is None
 
 
 # --- range and dead zones ----------------------------------------------------------------------
 
 
 def test_published_range_and_dead_zone():
-    low, high, dead = weight_range(PUBLISHED)
-    assert (low, high) == (1.0, 1.4)
+    assert PUBLISHED.bounds() == (1.0, 1.4)
     closed_form = math.log(0.87 / 0.13) / 9  # logit((1 + eps_high) / alpha + mu) / tau
-    assert dead == pytest.approx(closed_form, abs=1e-9) == pytest.approx(0.211, abs=5e-4)
+    assert (
+        first_dead(PUBLISHED)
+        == pytest.approx(closed_form, abs=1e-9)
+        == pytest.approx(0.211, abs=5e-4)
+    )
 
 
 def test_dead_zone_depends_on_the_clip_and_the_placement():
-    assert weight_range(PUBLISHED, eps_high=0.28).dead_zone_p > weight_range(PUBLISHED).dead_zone_p
-    assert weight_range(PUBLISHED, eps_high=0.4).dead_zone_p is None
-    assert weight_range(replace(PUBLISHED, upper=1.2)).dead_zone_p is None
-    assert weight_range(replace(PUBLISHED, placement="outside")).dead_zone_p is None
-    assert weight_range(PRINTED_EQ19).dead_zone_p is None
+    assert first_dead(PUBLISHED, eps_high=0.28) > first_dead(PUBLISHED)
+    assert first_dead(PUBLISHED, eps_high=0.4) is None
+    assert first_dead(replace(PUBLISHED, upper=1.2)) is None
+    assert first_dead(replace(PUBLISHED, placement="outside")) is None
+    assert first_dead(PRINTED_EQ19) is None
     # 2 - w is 1.5 at p = 0 and falls: the dead zone starts at 0.
-    assert weight_range(reverse_of(WIDE)).dead_zone_p == 0.0
+    assert first_dead(reverse_of(WIDE)) == 0.0
 
 
 def test_dead_zones_of_both_signs():
@@ -217,7 +231,7 @@ def policy_gradient_at(p: float, advantage: float, cfg: Weighting) -> float:
 
 @pytest.mark.parametrize("cfg", [PUBLISHED, WIDE, GrpoSG(form="quotient", tau=0.1, lower=0.9)])
 def test_gradient_vanishes_at_the_dead_zone_and_not_below(cfg):
-    dead = weight_range(cfg).dead_zone_p
+    dead = first_dead(cfg)
     assert 0.0 < dead < 1.0
     assert policy_gradient_at(dead + 1e-7, +1.0, cfg) == 0.0
     assert policy_gradient_at(0.999, +1.0, cfg) == 0.0
@@ -301,7 +315,7 @@ def test_property_within_bounds(cfg, log_probs):
     if isinstance(cfg, Reverse):
         lower, upper = 2.0 - upper, 2.0 - lower
     assert bool(((weights >= lower) & (weights <= upper)).all())
-    low, high, _ = weight_range(cfg)
+    low, high = cfg.bounds()
     assert bool(((weights >= low - 1e-12) & (weights <= high + 1e-12)).all())
 
 
@@ -317,7 +331,7 @@ def test_property_monotone_in_p(cfg, log_probs):
 @given(cfg=configs(), p=st.floats(1e-3, 1.0), eps_high=st.floats(0.0, 0.5))
 def test_property_outside_has_no_dead_zone(cfg, p, eps_high):
     outside = replace(cfg, placement="outside")
-    assert weight_range(outside, eps_high).dead_zone_p is None
+    assert first_dead(outside, eps_high) is None
     weight = token_weights(torch.tensor([[p]], dtype=torch.float64).log(), outside).item()
     assert policy_gradient_at(p, +1.0, outside) == pytest.approx(-weight, abs=1e-12)
 
