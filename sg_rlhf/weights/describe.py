@@ -57,14 +57,7 @@ class RecipeLoss:
             ConfigError: settings that training would refuse.
         """
         loss = _chosen(config, "actor.policy_loss_type", "weighted_ppo")
-        dual_clip = config.value("actor.dual_clip")
-        if dual_clip is not None and dual_clip <= 1:
-            raise ConfigError(f"actor.dual_clip={dual_clip:g}: expected a number above 1, or null")
         eps_low, eps_high = clip_range(config)
-        if eps_low < 0 or eps_high < 0:
-            raise ConfigError(
-                f"actor.eps_clip_low_high=[{eps_low:g}, {eps_high:g}]: expected 0 or more"
-            )
         is_ours = loss in POLICY_LOSS_TYPES
         check_update(config.sg.update, loss)
         kl = _chosen(config, "algo.kl.estimator", None)
@@ -80,7 +73,7 @@ class RecipeLoss:
             weighting=weighting if is_ours else None,
             eps_low=eps_low,
             eps_high=eps_high,
-            dual_clip=dual_clip,
+            dual_clip=config.value("actor.dual_clip"),
             kl=kl,
             kl_weighting=None if is_ours else weighting,
             lopti_threshold=config.sg.lopti_threshold if config.sg.update == "lopti" else None,

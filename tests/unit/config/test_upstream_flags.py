@@ -142,6 +142,8 @@ def test_a_recipe_is_refused_without_a_heavy_import() -> None:
         ("actor.adam.lr=-1", "actor.adam.lr=-1: expected a number, 0 or more"),
         ("actor.adam.lr=true", "actor.adam.lr=True: expected a number, 0 or more"),
         ("actor.adam.betas=[0.9, 1]", "expected a list (2 times a number, 0 or more, below 1)"),
+        ("actor.dual_clip=1", "actor.dual_clip=1: expected a number, above 1"),
+        ("actor.eps_clip_low_high=[-0.1, 0.2]", "a list (2 times a number, 0 or more)"),
         ("train.num_episodes=0", "train.num_episodes=0: expected an integer, 1 or more"),
         ("train.num_episodes=[1]", "train.num_episodes=[1]: expected an integer, 1 or more"),
         ("ckpt.save_steps=0", "ckpt.save_steps=0: expected an integer, 1 or more, or -1"),

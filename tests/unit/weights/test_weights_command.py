@@ -343,8 +343,11 @@ def test_plot_and_json_keep_stdout_pure(capsys, tmp_path):
         (["actor.policy_loss_type=cispo"], "placement='inside': expected 'outside' with cispo"),
         (["actor.policy_loss_type=pqo"], "expected one of ppo, gspo, weighted_ppo, cispo"),
         (["actor.policy_loss_type=ppo", "sg.update=lopti"], "actor.policy_loss_type=ppo: expected"),
-        (["actor.dual_clip=1"], "actor.dual_clip=1: expected a number above 1"),
-        (["actor.eps_clip_low_high=[-0.2,0.2]"], "[-0.2, 0.2]: expected 0 or more"),
+        (["actor.dual_clip=1"], "actor.dual_clip=1: expected a number, above 1"),
+        (
+            ["actor.eps_clip_low_high=[-0.2,0.2]"],
+            "[-0.2, 0.2]: expected a list (2 times a number, 0 or more)",
+        ),
         (["sg.weighting.type=random", "--plot", "w.png"], "not a function of p alone"),
         (["--config", "no_such_recipe.yaml"], "no_such_recipe.yaml"),
         (["--plot", "weights.xyz"], "--plot weights.xyz"),
