@@ -106,16 +106,10 @@ def check_generation(value: Value) -> None:
         raise ValueError(
             "train.partial_rollout_enable=true: expected train.async_enable=true, or false"
         )
-    if not is_async:
-        return
-    if value("vllm.enable_sleep") and value("train.colocate_all"):
+    if is_async and value("vllm.enable_sleep") and value("train.colocate_all"):
         raise ValueError(
             "vllm.enable_sleep=true: not with train.async_enable=true: engines sample while the "
             "policy trains; set it to false"
-        )
-    if value("train.async_queue_size") < 1:
-        raise ValueError(
-            f"train.async_queue_size={value('train.async_queue_size')}: expected 1 or more"
         )
 
 

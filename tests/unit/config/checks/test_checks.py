@@ -166,7 +166,10 @@ def test_every_shipped_recipe_divides_evenly(recipe: Path) -> None:
             "train.full_determinism_enable=true",
             "train.partial_rollout_enable=true: not with train.full_determinism_enable=true",
         ),
-        (f"{ASYNC} train.async_queue_size=0", "train.async_queue_size=0: expected 1 or more"),
+        (
+            f"{ASYNC} train.async_queue_size=0",
+            "train.async_queue_size=0: expected an integer, 1 or more",
+        ),
         (
             f"{ASYNC} sg.correction=tis rollout.vllm_generate_batch_size=192",
             "up to 3 rollouts of rollout.batch_size=64, of which the last is 2 weight syncs old",
