@@ -27,6 +27,7 @@ from sg_rlhf.algo.weightings import WEIGHTINGS, Weighting
 from sg_rlhf.common import module_paths
 from sg_rlhf.common.redaction import HIDDEN, redact, redact_text
 from sg_rlhf.common.text import removed as removed_line
+from sg_rlhf.common.text import single_line
 from sg_rlhf.config import builtin_recipes, domain_settings, old_names, removed
 from sg_rlhf.config.errors import ConfigError
 from sg_rlhf.config.sg_settings import (
@@ -265,7 +266,7 @@ def _read_chain(path: Path, seen: tuple[Path, ...]) -> Iterator[tuple[str, dict[
 
 
 def _one_line(error: Exception) -> str:
-    text = redact_text(" ".join(str(error).split()))
+    text = redact_text(single_line(error))
     return text if len(text) <= MAX_MESSAGE else f"{text[: MAX_MESSAGE - 3]}..."
 
 

@@ -20,6 +20,7 @@ from sg_rlhf.common import home
 from sg_rlhf.common.atomic_io import best_effort_output
 from sg_rlhf.common.environment import as_typed
 from sg_rlhf.common.redaction import redact_text
+from sg_rlhf.common.text import single_line
 from sg_rlhf.data_io.run_config import run_of
 from sg_rlhf.eval import chat_prompts, contamination, suites, training_runs
 from sg_rlhf.eval.answer import answer, describe, samples_of
@@ -65,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with best_effort_output():
             return evaluate(line, console)
     except (EvalError, OSError) as error:
-        said = as_typed(redact_text(" ".join(str(error).split())))
+        said = as_typed(redact_text(single_line(error)))
         print(f"error: {said}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from sg_rlhf.common.text import single_line
 from sg_rlhf.tasks.grade import Grader
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def load(part: Part | str) -> Part:
     except Exception as error:  # a user's module raises anything
         last = traceback.extract_tb(error.__traceback__)[-1]
         place = "" if last.filename.startswith("<") else f" ({last.filename}, line {last.lineno})"
-        reason = " ".join(str(error).split())
+        reason = single_line(error)
         raise ValueError(f"{part}: {type(error).__name__}: {reason}{place}") from error
     if found is None:
         raise ValueError(f"{part}: no {name} in {module}")

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sg_rlhf.common.text import single_line
+
 
 class EvalError(ValueError):
     """An evaluation that cannot run as asked; the message is one line for the user."""
@@ -26,7 +28,7 @@ class Missing(EvalError):
 
 def one_line(error: BaseException, limit: int = 300) -> str:
     """A library's message for the user: its words on one line, the class if it has none."""
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = single_line(error) or type(error).__name__
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 

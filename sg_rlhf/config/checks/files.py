@@ -13,6 +13,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from sg_rlhf.common.redaction import redact
+from sg_rlhf.common.text import single_line
 from sg_rlhf.config.errors import ConfigError, MissingFile
 from sg_rlhf.config.recipe import Config, local_path
 from sg_rlhf.data_io import model_folder
@@ -113,7 +114,7 @@ def _check_defines(key: str, name: str, wanted: str) -> None:
         kind = MissingFile if isinstance(error, FileNotFoundError) else ConfigError
         raise kind(f"{key}={name}: cannot be read: {error.strerror}") from None
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        why = " ".join(str(error).split())
+        why = single_line(error)
         raise ConfigError(f"{key}={name}: not Python: {why}") from None
     names = {*_names(tree)}
     if not {wanted, "*"} & names:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from sg_rlhf.common.text import single_line
 from sg_rlhf.tasks.grade import Grade
 from sg_rlhf.tasks.rollout import (
     Codec,
@@ -87,7 +88,7 @@ class SearchEnvironment(Environment):
             passages = await self.client.search(query)
         except RetrieverError as error:
             if self.strict:
-                raise EpisodeAborted(" ".join(str(error).split())) from None
+                raise EpisodeAborted(single_line(error)) from None
             self._failed.append(True)
             failed, searches = sum(self._failed), len(self._failed)
             limit = self.limits.max_failure_rate
