@@ -72,7 +72,8 @@ class Stare(Weighting):
             # -inf sorts behind every surprisal.
             ordered = surprisal.masked_fill(~chosen, -torch.inf).flatten().sort(descending=True)
             n = chosen.sum()
-            last = ((self.share * n.double()).ceil().long() - 1).clamp(min=0)
+            # Rounded first: .1 * 70 is slightly above 7 in float64.
+            last = ((self.share * n.double()).round(decimals=9).ceil().long() - 1).clamp(min=0)
             least = ordered.values.gather(0, last.reshape(1))[0]
             found.append(torch.where((n > 0) & (mean < self.target_entropy), least, torch.inf))
         return torch.stack(found)

@@ -565,6 +565,14 @@ def test_stare_without_a_token_of_a_sign_chooses_none():
     assert cuts.tolist() == [1.0, math.inf]
 
 
+def test_stare_takes_a_tenth_of_seventy_tokens():
+    """.1 * 70 is above 7 in float64."""
+    cfg = make_weighting("stare", {"target_entropy": 99.0, "share": 0.1})
+    old = -torch.arange(1.0, 71.0)
+    above, _ = cfg.cuts(old, torch.ones(70), torch.ones(70, dtype=torch.bool))
+    assert int((-old >= above).sum()) == 7
+
+
 @pytest.mark.parametrize("name", ["linear", "power"])
 @pytest.mark.parametrize("hist", [None, [1, 0, 3, 96], [5.0] * 20])
 def test_matched_weights_have_the_mean_and_variance_of_grpo_sg(name, hist):
