@@ -132,7 +132,7 @@ def _engine(
     run: RunShape, hardware: Hardware
 ) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
     """vLLM's line while it sleeps, has its weights alone, and samples."""
-    if not run.colocated or not run.engines:
+    if not run.colocated:
         return {}, {}, {}
     awake = {ENGINE: gpu.engine_awake(run, hardware)}
     if not run.engines_sleep:
@@ -154,7 +154,7 @@ def cache_of(run: RunShape, hardware: Hardware) -> Cache:
     """vLLM's keys and values on this hardware."""
     free = gpu.kv_cache(run, hardware)
     per_sequence = gpu.kv_bytes_per_token(run) * run.max_len
-    wanted = -(-run.samples // max(1, run.engines))
+    wanted = -(-run.samples // run.engines)
     return Cache(
         gib=free / GIB,
         sequences=max(0.0, free / per_sequence),

@@ -355,7 +355,7 @@ class AsyncRolloutBuffer:
                 for index, samples in saved["completed"].items()
             }
             batch = PromptBatch(saved["number"], saved["prompts"], completed, saved["last"])
-            batch.n_completed, batch.n_passed = saved.get("counts", (0, 0))
+            batch.n_completed, batch.n_passed = saved["counts"]
             self._batches.append(batch)
         for batch in self._batches:
             self._start(batch)

@@ -313,7 +313,7 @@ def test_the_best_checkpoint_of_a_lost_evaluation_holds_what_the_resumed_one_hel
     rows = iter(loader)
     next(rows)
     place = loader.state_dict()
-    batch = {"number": 1, "prompts": [3, 4], "completed": {}, "last": False}
+    batch = {"number": 1, "prompts": [3, 4], "completed": {}, "last": False, "counts": (0, 0)}
     kept = {"batches": [batch], "next": 2, "epochs": 0, "in_epoch": True, "num_drawn": 2}
     states = {"global_step": 4, "episode": 0, "data_loader_state_dict": place}
     if made_by == "asynchronous":
