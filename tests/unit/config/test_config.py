@@ -247,7 +247,8 @@ def test_every_upstream_flag_is_a_key() -> None:
     for key, flag in flags().items():
         value: Any = True
         if flag.type is not bool:
-            one = flag.choices[0] if flag.choices else {int: 3, float: 0.5}.get(flag.type, "text")
+            numbers = {int: 3, float: 0.5 + flag.bounds.get("gt", 0)}
+            one = flag.choices[0] if flag.choices else numbers.get(flag.type, "text")
             value = [one] * (flag.nargs if isinstance(flag.nargs, int) else 1)
             value = one if flag.nargs is None else value
         assert load_config(None, [f"{key}={json.dumps(value)}"]).value(key) == value, key

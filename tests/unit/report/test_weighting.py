@@ -101,7 +101,6 @@ def test_a_loss_of_upstream_has_weight_one(tmp_path: Path, loss: str) -> None:
     ("overrides", "words"),
     [
         (("sg.weighting.normalize=batch_mean",), "normalize=batch_mean"),
-        (("actor.dual_clip=0.5",), "actor.dual_clip=0.5: expected a number above 1"),
         (("sg.weighting.type=random",), "no function of p alone: random"),
     ],
 )

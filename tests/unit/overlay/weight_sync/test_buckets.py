@@ -192,7 +192,10 @@ def test_sequences_of_all_lengths_have_the_models_own_log_probs_at_temperature_1
         args=SimpleNamespace(rollout=SimpleNamespace(micro_batch_size=size)), ring_attn_group=None
     )
     sequences = [torch.randint(0, VOCABULARY, (n,)).tolist() for n in LENGTHS]
+    released = []
+    rank.actor.model.empty_partition_cache = lambda: released.append(True)
     found = rank.prompt_log_probs(sequences)
+    assert released, "under ZeRO-3 the parameters would stay gathered"
     for tokens, log_probs in zip(sequences, found, strict=True):
         ids = torch.tensor([tokens])
         expected = torch.log_softmax(rank.actor.model(ids).logits[0, :-1].float(), dim=-1)
