@@ -132,13 +132,35 @@ def test_a_step_beside_its_plan(
             assert float(text) == round(figure, len(text.partition(".")[2])), row
 
 
+SOFTWARE_GPU = ROOT / "tests" / "software_gpu"
+
+
+def memory_tables() -> tuple[str, str]:
+    """The page down to the table of the software GPU, and the rest, with that of the H200."""
+    page = (SOFTWARE_GPU / "README.md").read_text()
+    now, _, before = page.partition("An H200 ran the same recipes")
+    return now, before
+
+
+def test_a_rank_on_a_software_gpu_is_as_in_the_result() -> None:
+    """Each cell has the software GPU's figure and the plan's."""
+    cases = json.loads((SOFTWARE_GPU / "results" / "memory.json").read_text())["figures"]
+    assert len(cases) == 4
+    for case, found in cases.items():
+        *phases, kept = cell(memory_tables()[0], case)
+        for phase, text in zip(("update", "score", "sync"), phases, strict=True):
+            measured, planned = map(float, text.split(","))
+            assert measured == round(found[f"{phase}_gib"], 2)
+            assert planned == round(found["planned_gib"][phase], 2)
+        assert float(kept) == round(found["reserved_gib"], 1)
+
+
 def test_a_rank_on_a_gpu_is_as_in_the_result() -> None:
     """Each cell has the software GPU's figure, the GPU's, and the plan's."""
-    page = (ROOT / "tests" / "software_gpu" / "README.md").read_text()
     cases = figures("h")
     assert len(cases) == 4
     for case, found in cases.items():
-        *phases, kept = cell(page, case)
+        *phases, kept = cell(memory_tables()[1], case)
         for phase, text in zip(("score", "update", "sync"), phases, strict=True):
             software, measured, planned = map(float, text.split(","))
             assert measured == round(found[f"{phase}_gib"], 2)
