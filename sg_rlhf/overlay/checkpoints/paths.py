@@ -110,18 +110,18 @@ def temp_model_path(final: Path) -> Path:
 
 
 def tidy_model(final: Path) -> None:
-    """Correct the access rights, the order of sets and the README that libraries write.
-
-    peft's README is an empty template with a path of this machine.
-    """
+    """Correct the access rights, the order of sets and the README that libraries write."""
     written = temp_model_path(final)
     probe = written / ".mode"
     probe.touch()
     mode = probe.stat().st_mode
     probe.unlink()
+    # safetensors makes files readable by their owner only.
     for path in written.rglob("*"):
         if path.is_file():
             path.chmod(mode)
+    # peft writes sets in an order that changes from run to run, and as README an empty template
+    # with a path of this machine.
     adapters = written / ADAPTER_CONFIG
     if adapters.is_file():
         settings = json.loads(adapters.read_text())
