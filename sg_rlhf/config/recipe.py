@@ -12,7 +12,10 @@ torch nor ray.
 
 from __future__ import annotations
 
+import copy
 import difflib
+import functools
+import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -250,7 +253,9 @@ def _read_chain(path: Path, seen: tuple[Path, ...]) -> Iterator[tuple[str, dict[
         by = f" (extended by {seen[-1]})" if seen else ""
         raise ConfigError(f"{path}: no such recipe{by}{builtin_recipes.nearest(path)}")
     try:
-        tree = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+        text = path.read_text("utf-8")
+        # What an interpolation gives can change. A study reads the same files hundreds of times.
+        tree = _parsed.__wrapped__(text) if "${" in text else copy.deepcopy(_parsed(text))
     except Exception as error:  # of yaml, of OmegaConf, or an assertion of its reader
         why = _one_line(error) or "expected a mapping of keys to values"
         raise ConfigError(f"{path}: not a valid YAML recipe: {why}") from None
@@ -263,6 +268,11 @@ def _read_chain(path: Path, seen: tuple[Path, ...]) -> Iterator[tuple[str, dict[
     for parent in parents:
         yield from _read_part(parent, path.parent, (*seen, path))
     yield str(path), {str(k): v for k, v in tree.items()}
+
+
+@functools.cache
+def _parsed(text: str) -> Any:
+    return OmegaConf.to_container(OmegaConf.load(io.StringIO(text)), resolve=True)
 
 
 def _one_line(error: Exception) -> str:

@@ -155,6 +155,20 @@ def test_extends_is_relative_and_the_later_wins(tmp_path: Path) -> None:
     assert [Path(s).name for s in config.sources] == ["base.yaml", "child.yaml"]
 
 
+def test_a_recipe_that_changes_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("rollout: {batch_size: 4}\nsg: {run_dir: '${oc.env:NAME}'}\n")
+    monkeypatch.setenv("NAME", "first")
+    first = load_config(recipe)
+    assert (first.value("rollout.batch_size"), first.value("sg.run_dir")) == (4, "first")
+    monkeypatch.setenv("NAME", "second")
+    assert load_config(recipe).value("sg.run_dir") == "second"
+    recipe.write_text("rollout: {batch_size: 8}\n")
+    assert load_config(recipe).value("rollout.batch_size") == 8
+
+
 def test_extends_finds_the_shipped_recipes_from_any_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
