@@ -214,6 +214,7 @@ def test_an_engine_that_never_answered_is_not_replaced_and_says_what_its_core_di
     assert engines.replaced == [0]
 
 
+@pytest.mark.full
 def test_engines_that_are_lost_together_are_all_there_before_any_is_connected() -> None:
     """As those of one machine are; a call to one that is still starting fails at once."""
     handles = [SGRolloutActor.options(max_restarts=3).remote(None, slow) for slow in (0.0, 3.0)]

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.integration.conftest import run_ranks
+from tests.integration.test_experts import experts_folder
 
 # -- Tests with several ranks end their process groups, whatever their scripts do ----------------
 
@@ -70,6 +71,7 @@ def test_four_steps_on_two_ranks(tmp_path: Path, rows: str) -> None:
 # DeepSpeed 0.19.3 to 0.19.7 left them gathered after a recomputation, each rank the whole model.
 
 
+@pytest.mark.full
 def test_no_frozen_parameter_stays_gathered(tmp_path: Path) -> None:
     out = tmp_path / "found.pt"
     run_ranks("lora_on_ranks.py", 2, str(out))
@@ -85,7 +87,8 @@ def test_no_frozen_parameter_stays_gathered(tmp_path: Path) -> None:
 FOUND = {"cut off": "no gradient comes back to model.layers.0.self_attn.v_proj.weight"}
 
 
-@pytest.mark.parametrize("stage", [pytest.param(2, marks=pytest.mark.full), 3])
+@pytest.mark.full
+@pytest.mark.parametrize("stage", [2, 3])
 def test_each_place_where_a_gradient_can_be_lost_is_named(stage: int, tmp_path: Path) -> None:
     """A step too small to move a bf16 number, or most float32 ones, is sane."""
     out = tmp_path / "found.pt"
@@ -113,15 +116,8 @@ def test_every_rank_stops_with_the_weights_of_the_step_before(stage: int, tmp_pa
         assert "(model.embed_tokens.weight, model.layers.0." in message and " more)" in message
 
 
-@pytest.mark.parametrize(
-    ("stage", "ranks"),
-    [
-        pytest.param(1, 2, marks=pytest.mark.full),
-        pytest.param(2, 2, marks=pytest.mark.full),
-        pytest.param(3, 1, marks=pytest.mark.full),
-        (3, 2),
-    ],
-)
+@pytest.mark.full
+@pytest.mark.parametrize(("stage", "ranks"), [(1, 2), (2, 2), (3, 1), (3, 2)])
 def test_a_skipped_step_changes_nothing_but_the_schedule(
     stage: int, ranks: int, tmp_path: Path
 ) -> None:
@@ -203,3 +199,20 @@ def test_ranks_agree_on_the_one_that_is_whole(tmp_path: Path) -> None:
         assert third.startswith("no checkpoint is intact: ")
         assert f"{SHARD.format(1)} was altered" in third
         assert third.count(SHARD.format(1)) == other["chosen"][2].count(SHARD.format(1)) == 2
+
+
+# -- The weight sync: ZeRO-3 ranks put whole tensors into its buckets ----------------------------
+
+
+@pytest.mark.parametrize("model", ["dense", "experts"])
+def test_two_zero_3_ranks_put_whole_tensors_into_the_buckets(tmp_path: Path, model: str) -> None:
+    out = tmp_path / "found.pt"
+    folder = [] if model == "dense" else [str(experts_folder(tmp_path / "model"))]
+    run_ranks("weight_sync_on_ranks.py", 2, str(out), *folder)
+    sent = torch.load(out, weights_only=True)
+    assert sent["sharded"] and (sent["adapted"] > 10) == (model == "dense")
+    assert sent["names"] == sent["expected"] and len(sent["names"]) > 20
+    assert all(sent["equal"])
+    # Which bucket is the first, and which the last.
+    between = [(False, False)] * (len(sent["calls"]) - 2)
+    assert sent["calls"] == [(True, False), *between, (False, True)]

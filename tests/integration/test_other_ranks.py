@@ -24,12 +24,10 @@ IN_FLOAT32 = 2e-6
 WHOLE = ("master", "weights", "exp_avg", "exp_avg_sq")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "cases",
-    [
-        ["zero3"],
-        pytest.param(["several_buffers", "bf16", "lora", "zero2", "zero1"], marks=pytest.mark.full),
-    ],
+    [["zero3"], ["several_buffers", "bf16", "lora", "zero2", "zero1"]],
     ids=lambda cases: "_".join(cases),
 )
 def test_two_ranks_then_one_then_two(tmp_path: Path, cases: list[str]) -> None:

@@ -255,6 +255,7 @@ def test_overload_is_refused(files: Files) -> None:
         )
 
 
+@pytest.mark.full
 def test_a_killed_build_goes_on(files: Files, tmp_path: Path) -> None:
     out, partial = tmp_path / "index", tmp_path / "index.partial"
     arguments = command(

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from tests.integration.conftest import ROOT, environment, forked_python, run_ranks
-from tests.integration.test_experts import experts_folder
+from tests.integration.conftest import ROOT, environment, forked_python
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.full]
 
 
 @pytest.fixture(scope="module")
@@ -74,17 +71,3 @@ def test_a_killed_engine_ends_it(found: Any) -> None:
     line = found["messages"]["killed"]
     assert line.startswith("weight sync: engine 0 did not take bucket 1 of 2 (model.embed")
     assert line.endswith("): it is lost (killed, or crashed)")
-
-
-@pytest.mark.parametrize("model", ["dense", "experts"])
-def test_two_zero_3_ranks_put_whole_tensors_into_the_buckets(tmp_path: Path, model: str) -> None:
-    out = tmp_path / "found.pt"
-    folder = [] if model == "dense" else [str(experts_folder(tmp_path / "model"))]
-    run_ranks("weight_sync_on_ranks.py", 2, str(out), *folder)
-    sent = torch.load(out, weights_only=True)
-    assert sent["sharded"] and (sent["adapted"] > 10) == (model == "dense")
-    assert sent["names"] == sent["expected"] and len(sent["names"]) > 20
-    assert all(sent["equal"])
-    # Which bucket is the first, and which the last.
-    between = [(False, False)] * (len(sent["calls"]) - 2)
-    assert sent["calls"] == [(True, False), *between, (False, True)]

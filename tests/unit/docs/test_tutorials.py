@@ -65,6 +65,7 @@ def test_the_first_weighting(tmp_path: Path) -> None:
 THIRD = TUTORIALS / "3_first_domain.md"
 
 
+@pytest.mark.full
 def test_the_first_domain(tmp_path: Path) -> None:
     files, _ = blocks(THIRD)
     assert set(files) == {

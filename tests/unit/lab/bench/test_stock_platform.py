@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from lab.bench.stock_platform import PLATFORM
 from sg_rlhf.overlay.patches import table
 
@@ -50,6 +52,7 @@ def test_its_rows_are_the_platforms() -> None:
     assert len(of_the_cpu) > 5 and set(of_the_cpu) <= set(PLATFORM)
 
 
+@pytest.mark.full
 def test_its_classes_are_upstreams() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, check=True,

@@ -211,8 +211,12 @@ WAYS = textwrap.dedent(
 
 
 @pytest.mark.parametrize(
-    "way", ["executor", "pool", "joblib", "fork", "spawn", "forkserver", "ray"]
-)
+    "way",
+    [
+        "executor", "pool", "joblib", "fork", "spawn", "forkserver",
+        pytest.param("ray", marks=pytest.mark.full),
+    ],
+)  # fmt: skip
 def test_a_process_that_grades_ends_by_itself(way, tmp_path):
     """`multiprocessing` joins a process's children at its end, whatever they are doing."""
     script = tmp_path / "script.py"
