@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -137,6 +137,7 @@ class StudyFile(_Section):
     base: str
     baseline: str
     seeds: list[int] = Field(min_length=1)
+    trainer: Literal["sg_rlhf.train", "lab.loop"] = "sg_rlhf.train"
     gpus: int = Field(1, ge=1, description="GPUs of one run, where there are any")
     revision: int = Field(
         1, ge=1, description="raised when corrected code would train the same settings differently"
@@ -170,6 +171,8 @@ class StudyFile(_Section):
                 for name in names:
                     if name not in known:
                         raise ValueError(f"plan: {kind} {name!r}: expected one of {[*known]}")
+        if self.trainer == "lab.loop" and (self.sharpness or self.accuracy):
+            raise ValueError("trainer: lab.loop keeps no checkpoint for sharpness or accuracy")
         if self.baseline not in self.variants:
             raise ValueError(f"baseline={self.baseline!r}: expected one of {[*self.variants]}")
         if self.decision is not None:
@@ -251,6 +254,8 @@ class Study:
         """
         config = self.config(cell, Path("data"))
         parts = [_decisive(config), self.file.data, self.file.revision, self.file.domain]
+        if self.file.trainer != "sg_rlhf.train":
+            parts.append(self.file.trainer)
         start = Path(str(config.value("actor.model_name_or_path")))
         if weights := [*start.glob("*.safetensors"), *start.glob("*.bin")]:
             parts.append({w.name: _sha256_of(w, w.stat().st_mtime_ns) for w in sorted(weights)})

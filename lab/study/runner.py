@@ -148,7 +148,7 @@ class Runner:
         log = run_dir / "terminal.log"
         paths, settings = self.study.recipe(cell)
         configs = [argument for path in paths for argument in ("--config", str(path))]
-        command = ["-m", "sg_rlhf.train", *configs, "--run-dir", str(run_dir)]
+        command = ["-m", self.study.file.trainer, *configs, "--run-dir", str(run_dir)]
         if not final_checkpoint_complete(run_dir):
             self._run([*command, *overrides(settings, self.data)], log, device)
         sharpness = self._sharpness(run_dir, log, device)
