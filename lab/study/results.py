@@ -61,8 +61,10 @@ def _collect(
     metrics = jsonl_log.read(run_dir / jsonl_log.METRICS)
     steps = jsonl_log.read(run_dir / jsonl_log.OPTIMIZER_STEPS)
     evaluations = jsonl_log.read(run_dir / jsonl_log.EVALUATIONS)
-    if not metrics or not steps or len(evaluations) < 2:
-        raise ValueError(f"{run_dir}: no finished run ({len(metrics)} rollouts, 2 evaluations)")
+    if not metrics or not steps or not evaluations:
+        raise ValueError(
+            f"{run_dir}: no finished run ({len(metrics)} rollouts, {len(evaluations)} evaluations)"
+        )
     norms = _numbers(steps, "actor_grad_norm")
     last = steps[-max(1, len(steps) // 10) :]
     figures: dict[str, Any] = {
