@@ -250,7 +250,8 @@ def reward_func(queries, prompts, labels):
 @pytest.mark.parametrize(
     ("fault", "line"),
     [
-        ("first sync", "stopped: weight sync: engine 0 did not take bucket 1 of 1 (model.embed_"),
+        # Both engines fail, and either may be heard of first.
+        ("first sync", r"stopped: weight sync: engine [01] did not take bucket 1 of 1 \(model"),
         ("start", "stopped: rollout engine "),
     ],
 )
@@ -263,7 +264,7 @@ def test_an_engine_that_fails_early_leaves_no_rank_waiting(
         tmp_path, data, "actor.num_gpus_per_node=2", "ref.num_gpus_per_node=2",
         "vllm.num_engines=2", f"reward.remote_url={tmp_path / 'reward.py'}",
     )  # fmt: skip
-    assert status == 1 and lines[-1].startswith(line), lines[-3:]
+    assert status == 1 and re.match(line, lines[-1]), lines[-3:]
     expected = "RuntimeError: a bucket did not fit" if fault == "first sync" else "core was killed"
     assert expected in lines[-1]
 
