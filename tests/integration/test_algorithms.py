@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,12 @@ import torch
 
 from tests.integration.conftest import ROOT, run_ranks
 
-# The fixture makes every algorithm's update twice: a minute, more on a busy machine.
+# With all tests the fixture makes every algorithm's update twice: minutes on a busy machine.
 pytestmark = pytest.mark.integration
 
 ALGORITHMS = sorted(path.stem for path in (ROOT / "configs" / "algorithms").glob("*.yaml"))
+#: Those of `make test`; `make test-all` has every one.
+QUICK = {"grpo", "grpo_sg", "grpo_sg_outside", "lopti", "uniform", "grpo_sg_off", "lopti_off"}
 #: (ranks, responses per micro-batch): one step of 8 responses, whole and cut unevenly. One rank has
 #: micro-batches of 1 and 2 responses, the other of 3 and 2.
 LAYOUTS = {"1x8": (1, 8), "2 ranks, rounds": (2, "rounds")}
@@ -26,13 +29,27 @@ COMPARED = (
 )  # fmt: skip
 
 
+def algorithms(names: Iterable[str]) -> list[Any]:
+    """The cases of a test."""
+    return [n if n in QUICK else pytest.param(n, marks=pytest.mark.full) for n in names]
+
+
 @pytest.fixture(scope="module")
-def updates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def updates(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, dict[str, Any]]:
+    """Of the algorithms that the chosen tests ask for."""
     folder = tmp_path_factory.mktemp("updates")
+    cases = [
+        item.callspec.params
+        for item in request.session.items
+        if item.path == Path(__file__) and isinstance(item, pytest.Function)
+    ]
+    names = ",".join(sorted(QUICK | {str(case["name"]) for case in cases if "name" in case}))
     found = {}
     for layout, (ranks, micro_batch) in LAYOUTS.items():
         out: Path = folder / f"{ranks}_{micro_batch}.pt"
-        run_ranks("update_on_ranks.py", ranks, str(micro_batch), str(out))
+        run_ranks("update_on_ranks.py", ranks, str(micro_batch), str(out), names)
         found[layout] = torch.load(out, weights_only=True)
     return found
 
@@ -42,7 +59,7 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("layout", list(LAYOUTS)[1:])
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", algorithms(ALGORITHMS))
 def test_the_update_does_not_depend_on_the_sharding(
     updates: dict[str, dict[str, Any]], name: str, layout: str
 ) -> None:
@@ -56,13 +73,13 @@ def test_the_update_does_not_depend_on_the_sharding(
 
 @pytest.mark.parametrize(
     "name",
-    [
+    algorithms([
         "uniform", "grpo_sg_quotient", "lopti_off", "ar_off", "random_off", "stapo_off",
         "grpo_sg_off", "grpo_sg_outside_off", "grpo_sg_normalized_off", "reverse_off",
         "tr_grpo_off", "grpo_sg_engine_off", "grpo_sg_centred_off", "linear_off", "power_off",
         "mask_only_off", "negative_only_off", "positive_only_off",
         "reshape_reversed_off", "stare_off", "top_entropy_off",
-    ],
+    ]),
 )  # fmt: skip
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_switched_off_it_is_grpo_bit_for_bit(
@@ -73,7 +90,10 @@ def test_switched_off_it_is_grpo_bit_for_bit(
 
 
 @pytest.mark.parametrize(
-    "name", [n for n in ALGORITHMS if n not in ("grpo", "uniform", "grpo_sg_quotient", "dr_grpo")]
+    "name",
+    algorithms(
+        n for n in ALGORITHMS if n not in ("grpo", "uniform", "grpo_sg_quotient", "dr_grpo")
+    ),
 )
 def test_it_does_something(updates: dict[str, dict[str, Any]], name: str) -> None:
     """Dr. GRPO differs in the advantages, which are given here."""
@@ -81,7 +101,7 @@ def test_it_does_something(updates: dict[str, dict[str, Any]], name: str) -> Non
     assert distance(updates["1x8"][name]["gradient"], grpo) > ROUNDING
 
 
-@pytest.mark.parametrize("name", ["lopti", "ar_lopti"])
+@pytest.mark.parametrize("name", algorithms(["lopti", "ar_lopti"]))
 def test_lopti_updates_every_token_once(updates: dict[str, dict[str, Any]], name: str) -> None:
     low, rest = updates["1x8"][name]["rows"]
     (together,) = updates["1x8"]["uniform"]["rows"]

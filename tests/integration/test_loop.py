@@ -16,6 +16,7 @@ from tests.integration.conftest import ROOT, run_ranks
 pytestmark = pytest.mark.integration
 
 
+@pytest.mark.full
 def test_its_gradient_is_the_pipelines(tmp_path: Path) -> None:
     out = tmp_path / "found.pt"
     run_ranks("loop_beside_pipeline.py", 1, str(out))
@@ -55,6 +56,7 @@ plan: [{{regimes: [one], variants: [grpo, grpo_sg]}}]
 """
 
 
+@pytest.mark.full
 def test_a_study_trains_with_it(tmp_path: Path) -> None:
     file, out = tmp_path / "study.yaml", tmp_path / "out"
     file.write_text(STUDY.format(configs=ROOT / "configs"))

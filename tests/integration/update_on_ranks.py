@@ -1,12 +1,12 @@
 """One rank of the shard-invariance test: every algorithm's update, by the real trainer.
 
-    python update_on_ranks.py MICRO_BATCH OUT [ALGORITHM OVERRIDE...]
+    python update_on_ranks.py MICRO_BATCH OUT [ALGORITHM,ALGORITHM... OVERRIDE...]
 
 Eight responses are one optimizer step; with `rounds` for MICRO_BATCH they are dealt to two ranks as
 DEALT says. The learning rate is 0 and Adam's first beta 0, so that the
 optimizer's first moment is the gradient itself, and one engine serves every algorithm. Rank 0
-writes {algorithm: {"gradient": [parameters], "rows": [the optimizer steps]}} to OUT, of ALGORITHM
-alone if there is one; below ZeRO 3 the gradient is its own part.
+writes {algorithm: {"gradient": [parameters], "rows": [the optimizer steps]}} to OUT, of the named
+algorithms or of all; below ZeRO 3 the gradient is its own part.
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ def main(
     rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
     found = {}
     for name, (recipe, extra) in cases().items():
-        if only not in (None, name):
+        if only is not None and name not in only.split(","):
             continue
         strategy.args = arguments(recipe, extra, micro_batch, more)
         assert micro_batches.has_variable_size(strategy.args) == in_rounds
