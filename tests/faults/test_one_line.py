@@ -251,7 +251,10 @@ def reward_func(queries, prompts, labels):
     ("fault", "line"),
     [
         # Both engines fail, and either may be heard of first.
-        ("first sync", r"stopped: weight sync: engine [01] did not take bucket 1 of 1 \(model"),
+        (
+            "first sync",
+            r"stopped: weight sync: engine [01] did not take bucket 1 of 1 \(model\.embed_",
+        ),
         ("start", "stopped: rollout engine "),
     ],
 )
