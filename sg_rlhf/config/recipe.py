@@ -12,16 +12,14 @@ torch nor ray.
 
 from __future__ import annotations
 
-import copy
 import difflib
 import functools
-import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 from yaml import YAMLError
@@ -253,9 +251,8 @@ def _read_chain(path: Path, seen: tuple[Path, ...]) -> Iterator[tuple[str, dict[
         by = f" (extended by {seen[-1]})" if seen else ""
         raise ConfigError(f"{path}: no such recipe{by}{builtin_recipes.nearest(path)}")
     try:
-        text = path.read_text("utf-8")
-        # What an interpolation gives can change. A study reads the same files hundreds of times.
-        tree = _parsed.__wrapped__(text) if "${" in text else copy.deepcopy(_parsed(text))
+        # A study reads the same files hundreds of times. Interpolations are resolved each time.
+        tree = OmegaConf.to_container(_parsed(path, path.read_bytes()), resolve=True)
     except Exception as error:  # of yaml, of OmegaConf, or an assertion of its reader
         why = _one_line(error) or "expected a mapping of keys to values"
         raise ConfigError(f"{path}: not a valid YAML recipe: {why}") from None
@@ -271,8 +268,8 @@ def _read_chain(path: Path, seen: tuple[Path, ...]) -> Iterator[tuple[str, dict[
 
 
 @functools.cache
-def _parsed(text: str) -> Any:
-    return OmegaConf.to_container(OmegaConf.load(io.StringIO(text)), resolve=True)
+def _parsed(path: Path, _content: bytes) -> DictConfig | ListConfig:
+    return OmegaConf.load(path)
 
 
 def _one_line(error: Exception) -> str:

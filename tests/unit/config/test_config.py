@@ -247,6 +247,7 @@ def test_a_wrong_file_is_named(tmp_path: Path) -> None:
     for text, word in (
         ("actor: {adam: {lr: x}}", "actor.adam.lr='x'"),
         ("a: [", "not a valid YAML"),
+        ("a: [", '/bad.yaml", line 2'),
         ("- 1", "expected a mapping"),
         ("extends: gone.yaml", "gone.yaml: no such recipe"),
         ("extends: bad.yaml", "extends itself"),
