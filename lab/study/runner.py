@@ -59,11 +59,15 @@ def _named_after(measurement: str, settings: BaseModel) -> str:
     return f"{measurement}-{digest}.json"
 
 
+#: What a run's result depends on. A study's results and pages beside its code do not count.
+CODE = ("sg_rlhf", "configs", "lab/*.py", "lab/*.yaml")
+
+
 def commit() -> str | None:
-    """The checkout's commit, with a + if the package or a recipe differs from it; None without."""
+    """The checkout's commit, with a + if code or a recipe differs from it; None without."""
     git = ["git", "-C", str(LAB.parent)]
     head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
-    changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "sg_rlhf", "configs"])
+    changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", *CODE])
     return head.stdout.strip() + "+" * (changed.returncode != 0) if head.returncode == 0 else None
 
 
