@@ -284,6 +284,11 @@ def explain(pair: Pair, grade: Grade, plain: Plain) -> str:
         return "no verdict of ours within the limit"
     if grade.reason in (Reason.TOO_LONG, Reason.TOO_COMPLEX, Reason.CODE_LIKE):
         return "refused by us unread: too large, or code"
+    answer = grade.extracted or ""
+    if " or " in answer:
+        return "the box has the gold or another value: the library takes one of them"
+    if parse_number(answer) and parse_number(gold):
+        return "two exact numbers that differ: the library rounds them"
     return "unexplained"
 
 
@@ -357,7 +362,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data-dir", type=Path, required=True, help="folder with some of the sets' files")
+    parser.add_argument("--data-dir", type=Path, required=True, help="folder of the sets' files")
     parser.add_argument("--out", type=Path, required=True, help="the result, JSON")
     parser.add_argument("--pairs", type=int, default=10_000, help="number of pairs (10000)")
     parser.add_argument("--workers", type=int, default=2, help="grading processes (2)")
