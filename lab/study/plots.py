@@ -16,6 +16,8 @@ from sg_rlhf.common import figures
 
 #: Colour of a mean and its interval.
 RING = "#222222"
+#: Of a row; absent where no pair of runs has it.
+PEAK = "grad_norm_peak_ratio"
 
 
 def plot_differences(study: Study, rows: list[dict[str, Any]], path: Path) -> None:
@@ -32,18 +34,18 @@ def plot_differences(study: Study, rows: list[dict[str, Any]], path: Path) -> No
     left, right = figure.subplots(1, 2, sharey=True)
     for row in paired:
         y, color = variants.index(row["variant"]), f"C{regimes.index(row['regime'])}"
-        of_axes = ((left, row[main]["difference"]), (right, row["grad_norm_peak_ratio"]))
-        for axes, entry in of_axes:
-            values = entry["values"]
+        for axes, entry in ((left, row[main]["difference"]), (right, row.get(PEAK, {}))):
+            values = entry.get("values", [])
             axes.plot(values, [y] * len(values), ".", color=color, ms=7, alpha=0.8)
     for y, variant in enumerate(variants):
         of_variant = [row for row in paired if row["variant"] == variant]
         differences = [row[main]["difference"] for row in of_variant]
-        ratios = [row["grad_norm_peak_ratio"] for row in of_variant]
+        ratios = [row[PEAK] for row in of_variant if PEAK in row]
         sample = _sample(differences)
         mean, half = statistics.fmean(sample), interval(sample)
         _ring(left, y, mean, mean - half, mean + half)
-        _ring(right, y, *geometric_mean(_sample(ratios)))
+        if ratios:
+            _ring(right, y, *geometric_mean(_sample(ratios)))
     of_set = main.removesuffix("_after")
     for axes, title, neutral in (
         (left, f"{of_set} accuracy: difference to", 0.0),
@@ -60,7 +62,7 @@ def plot_differences(study: Study, rows: list[dict[str, Any]], path: Path) -> No
     right.xaxis.set_major_formatter("{x:g}")
     right.xaxis.set_minor_formatter(NullFormatter())
     # An interval of a few pairs would take all the room there is.
-    values = [value for row in paired for value in row["grad_norm_peak_ratio"]["values"]]
+    values = [value for row in paired if PEAK in row for value in row[PEAK]["values"]]
     right.set_xlim(min(values) / 1.5, max(values) * 1.5)
     for index, regime in enumerate(regimes):
         left.plot([], [], ".", color=f"C{index}", ms=7, label=regime)

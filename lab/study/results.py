@@ -121,12 +121,16 @@ def _rounded(rows: Sequence[dict[str, Any]], key: str, digits: int) -> list[floa
 
 
 def norm_figures(norms: list[float]) -> dict[str, float]:
-    """Gradient norms of a run. ``grad_norm_peak`` does not change with the gradient's scale."""
+    """Gradient norms of a run. ``grad_norm_peak`` does not change with the gradient's scale.
+
+    It is left out where most steps have no gradient, as where no answer is right any more.
+    """
+    median = statistics.median(norms)
     return {
         "grad_norm_mean": statistics.fmean(norms),
         "grad_norm_std": statistics.pstdev(norms),
         "grad_norm_max": max(norms),
-        "grad_norm_peak": max(norms) / statistics.median(norms),
+        **({"grad_norm_peak": max(norms) / median} if median else {}),
         "spikes": len(spikes(norms)),
     }
 
@@ -222,7 +226,8 @@ def summarize(study: Study, cells: Iterable[tuple[Cell, dict[str, Any]]]) -> lis
                 row[key] = _mean(values)
             if differences:
                 row[key]["difference"] = _mean(differences)
-        ratios = [run["grad_norm_peak"] / base["grad_norm_peak"] for run, base in pairs if base]
+        peaks = [(run.get("grad_norm_peak"), base.get("grad_norm_peak")) for run, base in pairs]
+        ratios = [peak / other for peak, other in peaks if peak and other]
         if ratios:
             mean, low, high = geometric_mean(ratios)
             row["grad_norm_peak_ratio"] = {
