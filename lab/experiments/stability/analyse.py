@@ -13,7 +13,6 @@ import math
 import statistics
 import sys
 from collections.abc import Callable, Mapping
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -62,15 +61,12 @@ def largest_fall(run: Run) -> float:
 
 
 SECONDARY: dict[str, Callable[[Run], float]] = {
-    "best of the four evaluations": lambda run: max(v for k, v in curve(run).items() if k),
-    "largest fall of the held-out accuracy": lambda run: max(
-        before - after for before, after in pairwise(curve(run).values())
-    ),
+    "accuracy after 10 rollouts": lambda run: curve(run)[10],
     "largest fall of the training reward": largest_fall,
     "mean training reward": lambda run: statistics.fmean(run["curves"]["reward"]),
     "entropy at the end": lambda run: run["figures"]["entropy_after"],
     "mean gradient norm": lambda run: run["figures"]["grad_norm_mean"],
-    "log of gradient norm's peak / median": lambda run: math.log(run["figures"]["grad_norm_peak"]),
+    "largest gradient norm": lambda run: run["figures"]["grad_norm_max"],
 }
 
 
@@ -87,31 +83,28 @@ def of_group(
 
 
 def collapses(study: Study, runs: Runs) -> list[str]:
-    """Markdown: collapsed runs by learning rate; p of the exact test of pairs that differ."""
-    lines = table_head(["learning rate", "pairs", BASELINE, TREATED, "alone", "alone", "p"])
-    totals = [0, 0, 0, 0, 0]
+    """Markdown: collapsed runs by learning rate, and in how many pairs one arm alone collapsed."""
+    pairs: dict[str, list[tuple[bool, bool]]] = {}
     for group in decision.decision_of(study).groups:
-        treated, baseline = (
-            of_group(study, runs, group, arm, collapsed) for arm in (TREATED, BASELINE)
+        baseline, treated = (
+            of_group(study, runs, group, arm, collapsed) for arm in (BASELINE, TREATED)
         )
-        both = treated.keys() & baseline.keys()
-        counts = [
-            len(both), sum(baseline[key] for key in both), sum(treated[key] for key in both),
-            sum(baseline[key] > treated[key] for key in both),
-            sum(treated[key] > baseline[key] for key in both),
-        ]  # fmt: skip
-        lines.append(table_row([group, *_counted(counts)]))
-        totals = [total + int(count) for total, count in zip(totals, counts, strict=True)]
-    lines.append(table_row(["all", *_counted(totals)]))
+        both = sorted(baseline.keys() & treated.keys())
+        pairs[group] = [(bool(baseline[key]), bool(treated[key])) for key in both]
+    pairs["all"] = [pair for group in pairs.values() for pair in group]
+    alone = [f"{arm} alone" for arm in (BASELINE, TREATED)]
+    lines = table_head(["learning rate", "pairs", BASELINE, TREATED, *alone, "p"])
+    for name, found in pairs.items():
+        counts = [sum(pair) for pair in zip(*found, strict=True)] or [0, 0]
+        apart = [found.count((True, False)), found.count((False, True))]
+        row = [len(found), *counts, *apart]
+        lines.append(table_row([name, *map(str, row), f"{mcnemar(*apart):.3g}"]))
     return lines
 
 
-def _counted(counts: list[Any]) -> list[str]:
-    """Cells of a row: the counts, and p of McNemar's exact test."""
-    *_, baseline_alone, treated_alone = counts = [int(count) for count in counts]
-    differ = baseline_alone + treated_alone
-    p = stats.binomtest(baseline_alone, differ).pvalue if differ else 1.0
-    return [*map(str, counts), f"{p:.3g}"]
+def mcnemar(one: int, other: int) -> float:
+    """p of the exact test, two-sided, of the pairs in which one alone collapsed (McNemar 1947)."""
+    return float(stats.binomtest(one, one + other).pvalue) if one + other else 1.0
 
 
 def secondary(study: Study, runs: Runs) -> list[str]:
@@ -149,7 +142,7 @@ def draw(study: Study, runs: Runs, to: Path) -> None:
             if curves:
                 means = [statistics.fmean(one[at] for one in curves) for at in curves[0]]
                 axis.plot([*curves[0]], means, "o-", color=colour, label=f"{arm} ({len(curves)})")
-        axis.set_title(f"{group} the learning rate")
+        axis.set_title(f"{group} learning rate")
         axis.set_xlabel("rollouts")
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8)
