@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,11 @@ from unittest import mock
 
 import psutil
 import pytest
+from playwright.sync_api import Browser
 
 from sg_rlhf.overlay.fork_server.client import ForkServer
 from sg_rlhf.run_dir import jsonl_log
+from tests.integration import browser
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "configs" / "kk" / "grpo_sg_tiny_cpu.yaml"
@@ -40,6 +43,13 @@ SMALL = [
     "eval.steps=2",
     "sg.wandb=disabled",
 ]
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    """One browser for the pages of a file."""
+    with browser.started() as found:
+        yield found
 
 
 @dataclass(frozen=True)

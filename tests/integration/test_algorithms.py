@@ -114,23 +114,21 @@ def test_lopti_updates_every_token_once(updates: dict[str, dict[str, Any]], name
     assert off["pass"] == "rest"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("micro_batch", "ranks", "dynamic"),
     [
         ("rounds", 2, []),
         # Upstream's cut by tokens: three or four micro-batches.
-        pytest.param(
-            "1", 1, ["train.dynamic_batch_enable=true", "train.max_tokens_per_gpu=160"],
-            marks=pytest.mark.full,
-        ),
+        ("1", 1, ["train.dynamic_batch_enable=true", "train.max_tokens_per_gpu=160"]),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize(
     "sharded",
     [
         ["ds.zero_stage=2"],
-        pytest.param(["ds.zero_stage=1"], marks=pytest.mark.full),
-        pytest.param(["ds.zero_stage=2", "ds.adam_offload=true"], marks=pytest.mark.full),
+        ["ds.zero_stage=1"],
+        ["ds.zero_stage=2", "ds.adam_offload=true"],
     ],
 )
 def test_below_zero_3_no_micro_batch_is_lost(

@@ -12,6 +12,7 @@ from tests.integration.conftest import Data
 pytestmark = pytest.mark.integration
 
 
+@pytest.mark.full
 def test_the_end_is_the_same(tmp_path: Path, data: Data) -> None:
     """One of the kills of ``make faults``."""
     pairs = [("everything", "updating")]

@@ -155,6 +155,7 @@ def test_an_engine_that_is_stopped_ends_its_controller_with_a_line(tmp_path: Pat
     assert said.startswith("rollout engine 1 did not answer for 6 s (sg.engine_timeout): ")
 
 
+@pytest.mark.full
 def test_an_engine_that_is_dead_and_that_nobody_misses_ends_it_too(tmp_path: Path) -> None:
     """Its process answers that its core is gone; the controller waits for something else of it."""
     engines = [SGRolloutActor.remote(), SGRolloutActor.options(max_restarts=0).remote()]
@@ -204,6 +205,7 @@ def test_a_lost_engine_is_replaced_as_often_as_allowed() -> None:
         engines.replace(0, engines.instances[0].name)
 
 
+@pytest.mark.full
 def test_an_engine_that_never_answered_is_not_replaced_and_says_what_its_core_died_of() -> None:
     engine = SGRolloutActor.options(max_restarts=3).remote()
     engines = EnginePool([engine], 3, lambda: None)

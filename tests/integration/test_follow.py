@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Browser, expect
 
 from sg_rlhf.run_dir import jsonl_log
 from tests.integration.browser import NO_BROWSER, executable, opened
@@ -67,7 +67,8 @@ def give(run_dir: Path, whole: Path, first: int, last: int) -> None:
             jsonl_log.append(run_dir / name, chosen)
 
 
-def test_a_page_that_is_open_follows_the_run(tmp_path: Path) -> None:
+@pytest.mark.full
+def test_a_page_that_is_open_follows_the_run(chromium: Browser, tmp_path: Path) -> None:
     whole = write_run(tmp_path / "whole", rollouts=12)
     other = write_run(tmp_path / "other", rollouts=12, seed=5)
     run_dir = tmp_path / "run"
@@ -76,7 +77,7 @@ def test_a_page_that_is_open_follows_the_run(tmp_path: Path) -> None:
     (run_dir / "plan.json").write_text(json.dumps({"rollouts": 12}))
     with (
         following(run_dir) as (url, _),
-        opened(url, tmp_path / "profile", loading=SOON) as found,
+        opened(chromium, url, loading=SOON) as found,
     ):
         page = found.page
         page.set_default_timeout(SOON)
@@ -121,12 +122,12 @@ def test_a_page_that_is_open_follows_the_run(tmp_path: Path) -> None:
         assert not found.complaints
 
 
-def test_a_page_says_that_its_server_has_ended(tmp_path: Path) -> None:
+def test_a_page_says_that_its_server_has_ended(chromium: Browser, tmp_path: Path) -> None:
     run_dir = write_run(tmp_path / "run", rollouts=4)
     before = contents(run_dir)
     with (
         following(run_dir) as (url, process),
-        opened(url, tmp_path / "profile", loading=SOON) as found,
+        opened(chromium, url, loading=SOON) as found,
     ):
         page = found.page
         expect(page.locator("#live")).to_contain_text("rollout 4", timeout=SOON)

@@ -49,7 +49,8 @@ def test_the_update_is_upstreams(tmp_path: Path, rows: str, epochs: int) -> None
 # -- Training without logits on two ZeRO-3 ranks: the parameters of training with them -----------
 
 
-@pytest.mark.parametrize("rows", ["packed", pytest.param("padded", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("rows", ["packed", "padded"])
 def test_four_steps_on_two_ranks(tmp_path: Path, rows: str) -> None:
     found = {}
     for way in ("fused", "logits"):
@@ -103,7 +104,8 @@ def test_each_place_where_a_gradient_can_be_lost_is_named(stage: int, tmp_path: 
 # -- A backward pass that gives NaN stops a run before DeepSpeed's optimizer puts it into weights --
 
 
-@pytest.mark.parametrize("stage", [*(pytest.param(s, marks=pytest.mark.full) for s in (1, 2)), 3])
+@pytest.mark.full
+@pytest.mark.parametrize("stage", [1, 2, 3])
 def test_every_rank_stops_with_the_weights_of_the_step_before(stage: int, tmp_path: Path) -> None:
     out = tmp_path / "found.pt"
     run_ranks("non_finite_gradient.py", 2, str(stage), str(out))
@@ -157,6 +159,7 @@ STATE = ["exp_avg", "exp_avg_sq", "step"]
 WITH_BUFFERS = sorted([*STATE, "exp_avg_offload_buffer", "exp_avg_sq_offload_buffer"])
 
 
+@pytest.mark.full
 def test_a_resumed_optimizer_has_its_moments_and_no_buffers_of_the_sleep(tmp_path: Path) -> None:
     out = tmp_path / "found.pt"
     run_ranks("resumed_optimizer.py", 1, str(tmp_path / "checkpoints"), str(out))

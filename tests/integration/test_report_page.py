@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
 
 from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.report import page as report
@@ -47,8 +47,8 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def page(page_file: Path, tmp_path: Path) -> Iterator[Page]:
-    with opened(page_file, tmp_path / "profile") as found:
+def page(chromium: Browser, page_file: Path) -> Iterator[Page]:
+    with opened(chromium, page_file) as found:
         yield found.page
         assert not found.complaints
 
@@ -163,12 +163,12 @@ def test_everything_is_reached_by_keyboard(page: Page) -> None:
     assert page.input_value("#f-text") == "jk"
 
 
-def test_a_group_is_compared_side_by_side(tmp_path: Path) -> None:
+def test_a_group_is_compared_side_by_side(chromium: Browser, tmp_path: Path) -> None:
     run_dir = write_run(
         tmp_path / "run", rollouts=8, overrides=("sg.weighting.upper=1.4", "sg.correction=icepop")
     )
     write_details(run_dir)
-    with opened(write_page(tmp_path, run_dir), tmp_path / "profile") as found:
+    with opened(chromium, write_page(tmp_path, run_dir)) as found:
         page = found.page
         group = page.locator("#sample .group")
         assert "4 responses to this prompt" in group.inner_text()
@@ -195,7 +195,7 @@ def test_a_group_is_compared_side_by_side(tmp_path: Path) -> None:
         assert not found.complaints
 
 
-def test_it_says_why_a_token_has_no_gradient(tmp_path: Path) -> None:
+def test_it_says_why_a_token_has_no_gradient(chromium: Browser, tmp_path: Path) -> None:
     run_dir = write_run(
         tmp_path / "run", rollouts=8, overrides=("sg.weighting.upper=1.4", "sg.correction=icepop")
     )
@@ -206,7 +206,7 @@ def test_it_says_why_a_token_has_no_gradient(tmp_path: Path) -> None:
     rows[0]["update_log_probs"][:4] = [-0.1, -2.2, -2.5, -2.5]
     (run_dir / jsonl_log.SAMPLES).unlink()
     jsonl_log.append(run_dir / jsonl_log.SAMPLES, rows)
-    with opened(write_page(tmp_path, run_dir), tmp_path / "profile") as found:
+    with opened(chromium, write_page(tmp_path, run_dir)) as found:
         page = found.page
         page.locator("#tokens .t").first.focus()
         tips = []
@@ -328,7 +328,9 @@ def test_parts_of_a_stack_say_their_own_value(page: Page) -> None:
 
 
 @pytest.mark.parametrize("kind", ["one rollout", "metrics alone", "gaps"])
-def test_runs_with_little_or_broken_data_are_drawn(tmp_path: Path, kind: str) -> None:
+def test_runs_with_little_or_broken_data_are_drawn(
+    chromium: Browser, tmp_path: Path, kind: str
+) -> None:
     run_dir = tmp_path / "run"
     if kind == "metrics alone":
         run_dir.mkdir()
@@ -341,7 +343,7 @@ def test_runs_with_little_or_broken_data_are_drawn(tmp_path: Path, kind: str) ->
         for row in rows[3:6]:
             row.update({key: float("nan") for key in row if key != "global_step"})
         jsonl_log.append(run_dir / jsonl_log.METRICS, rows)
-    with opened(write_page(tmp_path, run_dir), tmp_path / "profile") as found:
+    with opened(chromium, write_page(tmp_path, run_dir)) as found:
         figures = 0 if kind == "metrics alone" else 13
         assert found.page.locator("figure canvas").count() >= figures
         if kind == "gaps":
@@ -365,9 +367,11 @@ TIP_AT_FOCUS = """() => {
 }"""
 
 
-def test_the_tip_stays_with_the_keyboard_while_the_page_scrolls(tmp_path: Path) -> None:
+def test_the_tip_stays_with_the_keyboard_while_the_page_scrolls(
+    chromium: Browser, tmp_path: Path
+) -> None:
     run_dir = write_run(tmp_path / "run", rollouts=6, samples_per_step=1, tokens=3000)
-    with opened(write_page(tmp_path, run_dir), tmp_path / "profile") as found:
+    with opened(chromium, write_page(tmp_path, run_dir)) as found:
         page = found.page
         first = page.locator("#sample .tokens .t").first
         first.hover()  # and the pointer stays there, over other tokens when the page scrolls
@@ -434,8 +438,8 @@ CONTRAST = """() => {
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_text_can_be_read_in_both_themes(page_file: Path, tmp_path: Path, dark: bool) -> None:
-    with opened(page_file, tmp_path / "profile", dark=dark) as found:
+def test_text_can_be_read_in_both_themes(chromium: Browser, page_file: Path, dark: bool) -> None:
+    with opened(chromium, page_file, dark=dark) as found:
         page = found.page
         theme = "document.documentElement.dataset.theme"
         assert page.evaluate(theme) == ("dark" if dark else "light")
@@ -454,10 +458,10 @@ def test_text_can_be_read_in_both_themes(page_file: Path, tmp_path: Path, dark: 
         assert not found.complaints
 
 
-def test_hostile_content_is_inert(tmp_path: Path) -> None:
+def test_hostile_content_is_inert(chromium: Browser, tmp_path: Path) -> None:
     run_dir = write_run(tmp_path / "<img src=x onerror=window.__pwned=4>")
     write_hostile_samples(run_dir)
-    with opened(write_page(tmp_path, run_dir), tmp_path / "profile") as found:
+    with opened(chromium, write_page(tmp_path, run_dir)) as found:
         page = found.page
         page.fill("#f-text", "__pwned")
         assert page.inner_text("#count").startswith("6 of ")
@@ -473,11 +477,11 @@ def test_hostile_content_is_inert(tmp_path: Path) -> None:
 
 
 def test_the_policy_forbids_scripts_and_requests_of_the_page_itself(
-    page_file: Path, tmp_path: Path
+    chromium: Browser, page_file: Path
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(0.5)
-        with opened(page_file, tmp_path / "profile") as found:
+        with opened(chromium, page_file) as found:
             found.page.evaluate(
                 """(port) => { const s = document.createElement('script');
                      s.textContent = 'window.__pwned = 1'; document.body.append(s);

@@ -136,6 +136,7 @@ def test_it_says_where_it_listens_and_what_it_serves(limited: Server, files: Fil
     assert limited.client.get(f"{limited.url}/health").json()["status"] == "ok"
 
 
+@pytest.mark.full
 def test_a_plain_faiss_file_answers_like_its_folder(files: Files) -> None:
     queries = ["film river", "war music", "北京"]
     arguments = ("--faiss-index", files.flat / "index.faiss", "--corpus", files.corpus)
@@ -213,7 +214,9 @@ def test_sigterm_loses_no_accepted_request(batching: Server) -> None:
         httpx.get(f"{server.url}/health")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)]
+)
 def test_a_shutdown_that_takes_too_long_ends(files: Files, number: signal.Signals) -> None:
     """Many batches wait: the running one is searched to its end, the others are given up."""
     flags = ("--shutdown-seconds", 1, "--max-batch", 16, "--cache-size", 0)

@@ -51,6 +51,7 @@ def measurements() -> dict[str, Any]:
     return {row["name"]: row for row in map(json.loads, gzip.open(file, "rt"))}
 
 
+@pytest.mark.full
 def test_the_study() -> None:
     printed = subprocess.run(
         [sys.executable, "lab/experiments/kk_small/analyse.py"],

@@ -17,6 +17,7 @@ from tests.unit.docs.page import ROOT, TUTORIALS, blocks, follow, trainings
 FIRST = TUTORIALS / "1_first_run.md"
 
 
+@pytest.mark.full
 def test_the_first_run(tmp_path: Path) -> None:
     done = follow(tmp_path, training=False, page=FIRST)
     assert done.returncode == 0, done.stderr
@@ -42,6 +43,7 @@ def test_the_figures_are_those_of_the_readme() -> None:
 SECOND = TUTORIALS / "2_first_weighting.md"
 
 
+@pytest.mark.full
 def test_the_first_weighting(tmp_path: Path) -> None:
     files, commands = blocks(SECOND)
     assert (
@@ -119,6 +121,7 @@ def test_the_table_of_plans_is_as_printed(printed: str) -> None:
         assert f"time, an estimate: {seconds} s a rollout" in printed
 
 
+@pytest.mark.full
 def test_every_stage_is_skipped_and_named(printed: str) -> None:
     assert printed.count("skipped         no GPU") == len(STAGES)
     assert re.findall(r"^\| ([a-z]) \| ", GPU.read_text(), re.M) == [stage.key for stage in STAGES]

@@ -180,7 +180,7 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert STAGES[0].missing() == "needs torch 2.11 or later, found 2.9.1+cu128"
 
 
-@pytest.mark.parametrize("key", ["a", pytest.param("b", marks=pytest.mark.full), "d"])
+@pytest.mark.parametrize("key", ["a", *(pytest.param(key, marks=pytest.mark.full) for key in "bd")])
 def test_a_stages_own_code_runs_on_the_cpu(key: str, tmp_path: Path) -> None:
     done = gpu_sh("--device", "cpu", "--out", str(tmp_path), key)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -27,6 +27,7 @@ def test_several_runs_get_one_page_here(tmp_path: Path, monkeypatch: pytest.Monk
     assert (tmp_path / "report.html").is_file()
 
 
+@pytest.mark.full
 def test_figures_are_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_dir = write_run(tmp_path / "run")
     assert main([str(run_dir), "--figures", str(tmp_path / "figures")]) == 0
@@ -39,6 +40,7 @@ def test_figures_are_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert {path.suffix for path in (tmp_path / "pdf").iterdir()} == {".pdf"}
 
 
+@pytest.mark.full
 def test_names_in_any_script_draw_no_remark(tmp_path: Path) -> None:
     """Letters that the font lacks: of a run's name, for each way to draw it."""
     names = ("实验一", "سلام 🚀", "ru日本語n")

@@ -94,6 +94,7 @@ def test_sampling_stops_at_the_limit():
     assert all(len(row) <= 3 for row in rows)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", DOMAINS)
 def test_build_writes_a_checkpoint_that_loads(tmp_path, name):
     out = tmp_path / "tiny"

@@ -89,6 +89,7 @@ def test_learning_rate_is_flat_then_linear():
     assert factors[99] == pytest.approx(0.02)
 
 
+@pytest.mark.full
 def test_a_short_build_is_deterministic_and_lowers_the_loss():
     weights, losses = [], []
     for _ in range(2):

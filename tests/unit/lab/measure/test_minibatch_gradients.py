@@ -187,6 +187,7 @@ def test_spread_does_not_see_a_scale_and_its_interval_holds_what_is_true():
     assert rows[2]["cosine"] == pytest.approx(0.9)
 
 
+@pytest.mark.full
 def test_the_command_and_its_files(puzzles, tmp_path, capsys):
     out = tmp_path / "o.json"
     arguments = [

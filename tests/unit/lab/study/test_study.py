@@ -449,6 +449,24 @@ def test_a_skipped_step_has_no_norm(tmp_path: Path) -> None:
     assert found["figures"]["grad_norm_mean"] == pytest.approx(statistics.fmean(norms))
 
 
+def test_runs_without_a_gradient_have_no_ratio_of_norms_and_are_drawn(tmp_path: Path) -> None:
+    study = load_study(write(tmp_path, plan=SMALL["plan"][:1], seeds=[0, 1, 2]))
+    cells = {}
+    for cell in study.cells():
+        run = run_directory(tmp_path / cell.name, 0.5, 0.1)
+        rows = jsonl_log.read(run / jsonl_log.OPTIMIZER_STEPS)
+        if cell.variant == "sg" and cell.seed:
+            (run / jsonl_log.OPTIMIZER_STEPS).unlink()
+            still = [{**row, "actor_grad_norm": 0.0} for row in rows[1:]]
+            jsonl_log.append(run / jsonl_log.OPTIMIZER_STEPS, [rows[0], *still])
+        cells[cell] = study_results.collect(run, None, None)
+    ablation.write_tables(study, cells, tmp_path)
+    (row,) = [r for r in study_results.summarize(study, cells.items()) if r["variant"] == "sg"]
+    assert len(row["held_out_after"]["difference"]["values"]) == 3
+    assert len(row["grad_norm_peak_ratio"]["values"]) == 1
+    assert (tmp_path / "differences.png").is_file()
+
+
 def test_results_are_json_whatever_the_names_are(tmp_path: Path) -> None:
     variants = {"grpo": {"about": "NaNometre, Infinity"}, "sg": {}}
     study = load_study(write(tmp_path, variants=variants, plan=SMALL["plan"][:1], seeds=[0]))

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -39,6 +40,7 @@ print(torch.zeros(1).to(device).device, torch.device(f"cuda:{device}"), zero.dev
     assert in_process(code, "cpu").strip() == "cpu cuda:0 cpu"
 
 
+@pytest.mark.full
 def test_bf16_attention_is_computed_in_float32_without_bf16_units() -> None:
     code = """
 from sg_rlhf.overlay.patches import table

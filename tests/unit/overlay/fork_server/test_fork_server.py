@@ -263,6 +263,7 @@ def test_threads_of_torch_are_those_of_a_fresh_process(monkeypatch: pytest.Monke
     assert forked == ["True", fresh[1]]
 
 
+@pytest.mark.full
 def test_what_a_run_imports_starts_no_thread_and_shares_no_random_state(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -64,6 +64,7 @@ print(json.dumps(sorted(PARAMS)))
 """
 
 
+@pytest.mark.full
 def test_a_resumed_optimizer_takes_the_same_steps(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", TRAIN, str(tmp_path)],

@@ -43,6 +43,7 @@ def test_only_zero_3_marks_them() -> None:
         assert len(found) == expected
 
 
+@pytest.mark.full
 def test_three_steps_are_the_same_and_gather_a_fourth_as_often() -> None:
     """Loss and gradient norm of each step, bit for bit, with recomputed layers."""
     done = subprocess.run(

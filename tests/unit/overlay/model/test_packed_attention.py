@@ -291,6 +291,7 @@ for reentrant in (False, True):
 """
 
 
+@pytest.mark.full
 def test_deepspeeds_engine_hands_the_same_positions_to_every_layer(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", UNDER_ZERO_3, str(tmp_path / "rendezvous")],

@@ -10,6 +10,7 @@ from tests.unit.overlay.cpu.test_platform import in_process
 pytestmark = pytest.mark.skipif(flash_attn_shim.installed(), reason="flash-attn is installed")
 
 
+@pytest.mark.full
 def test_upstream_imports_it_and_others_find_none() -> None:
     """On a GPU; every run without one imports it, too."""
     code = """

@@ -160,6 +160,7 @@ def test_every_row_is_applied_where_upstreams_code_imports_its_modules() -> None
     assert found == rows_but(*OF_FLASH_ATTN)
 
 
+@pytest.mark.full
 def test_rows_are_applied_where_ray_imports_ours_by_name_and_torch_is_there_already() -> None:
     """Those whose condition does not hold are left out."""
     first = "import torch; before = torch.cuda.synchronize; platform.has_bf16_units = lambda: True"
@@ -167,6 +168,7 @@ def test_rows_are_applied_where_ray_imports_ours_by_name_and_torch_is_there_alre
     assert found == rows_but(platform.emulates_bf16, *OF_FLASH_ATTN)
 
 
+@pytest.mark.full
 def test_rows_of_a_machine_with_cuda() -> None:
     found = applied("cuda", "patch.module")
     assert found == rows_but(*OF_CPU, *OF_FLASH_ATTN)
