@@ -91,7 +91,7 @@ def trained(args: Any, *, skip: bool, twist: Any = None) -> tuple[Any, Counting,
     return trainer, actor, status
 
 
-@pytest.mark.parametrize("epochs", [1, 2])
+@pytest.mark.parametrize("epochs", [pytest.param(1, marks=pytest.mark.full), 2])
 @pytest.mark.parametrize("batches", [[], LENGTHS], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", WITHOUT_A_PASS)
 def test_the_update_is_the_same_bit_for_bit(name: str, batches: list[str], epochs: int) -> None:
