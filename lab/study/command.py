@@ -81,7 +81,7 @@ def write_tables(study: Study, finished: dict[Cell, dict[str, Any]], out: Path) 
     # The interval of one seed is NaN.
     write_whole(out / "results.json", strict_json.dumps(content) + "\n")
     write_whole(out / "results.md", study_tables.table(study, rows))
-    if any("grad_norm_peak_ratio" in row for row in rows):
+    if any(study_results.PEAK_RATIO in row for row in rows):
         from lab.study import plots as study_plots  # matplotlib: only where it draws
 
         study_plots.plot_differences(study, rows, out / "differences.png")

@@ -11,13 +11,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from lab.study.plan import Study
-from lab.study.results import geometric_mean, interval, main_accuracy
+from lab.study.results import PEAK_RATIO, geometric_mean, interval, main_accuracy
 from sg_rlhf.common import figures
 
 #: Colour of a mean and its interval.
 RING = "#222222"
-#: Of a row; absent where no pair of runs has it.
-PEAK = "grad_norm_peak_ratio"
 
 
 def plot_differences(study: Study, rows: list[dict[str, Any]], path: Path) -> None:
@@ -34,13 +32,13 @@ def plot_differences(study: Study, rows: list[dict[str, Any]], path: Path) -> No
     left, right = figure.subplots(1, 2, sharey=True)
     for row in paired:
         y, color = variants.index(row["variant"]), f"C{regimes.index(row['regime'])}"
-        for axes, entry in ((left, row[main]["difference"]), (right, row.get(PEAK, {}))):
+        for axes, entry in ((left, row[main]["difference"]), (right, row.get(PEAK_RATIO, {}))):
             values = entry.get("values", [])
             axes.plot(values, [y] * len(values), ".", color=color, ms=7, alpha=0.8)
     for y, variant in enumerate(variants):
         of_variant = [row for row in paired if row["variant"] == variant]
         differences = [row[main]["difference"] for row in of_variant]
-        ratios = [row[PEAK] for row in of_variant if PEAK in row]
+        ratios = [row[PEAK_RATIO] for row in of_variant if PEAK_RATIO in row]
         sample = _sample(differences)
         mean, half = statistics.fmean(sample), interval(sample)
         _ring(left, y, mean, mean - half, mean + half)
@@ -62,7 +60,7 @@ def plot_differences(study: Study, rows: list[dict[str, Any]], path: Path) -> No
     right.xaxis.set_major_formatter("{x:g}")
     right.xaxis.set_minor_formatter(NullFormatter())
     # An interval of a few pairs would take all the room there is.
-    values = [value for row in paired if PEAK in row for value in row[PEAK]["values"]]
+    values = [value for row in paired if PEAK_RATIO in row for value in row[PEAK_RATIO]["values"]]
     right.set_xlim(min(values) / 1.5, max(values) * 1.5)
     for index, regime in enumerate(regimes):
         left.plot([], [], ".", color=f"C{index}", ms=7, label=regime)

@@ -22,6 +22,8 @@ from sg_rlhf.run_dir import jsonl_log
 
 #: All runs of a study in one file, as it is published.
 RECORD = "results.jsonl.gz"
+#: Of a row of `summarize`; absent where no pair of runs has it.
+PEAK_RATIO = "grad_norm_peak_ratio"
 #: Fewer seeds than this get no interval: that of two is six times as wide as they are apart.
 MIN_SEEDS = 3
 #: Curves of a cell's file over optimizer steps, and their names in the rows.
@@ -230,7 +232,7 @@ def summarize(study: Study, cells: Iterable[tuple[Cell, dict[str, Any]]]) -> lis
         ratios = [peak / other for peak, other in peaks if peak and other]
         if ratios:
             mean, low, high = geometric_mean(ratios)
-            row["grad_norm_peak_ratio"] = {
+            row[PEAK_RATIO] = {
                 "mean": mean, "ci95_low": low, "ci95_high": high, "values": ratios
             }  # fmt: skip
         rows.append(row)

@@ -26,6 +26,8 @@ from sg_rlhf.machine.gpus import visible_devices
 from sg_rlhf.run_dir.final_model import final_checkpoint, final_checkpoint_complete
 
 LAB = Path(__file__).parents[1]
+#: What a run's result depends on. A study's results and pages beside its code do not count.
+CODE = ("sg_rlhf", "configs", "lab/*.py", "lab/*.yaml")
 
 
 def device_groups(found: list[str], size: int) -> list[str]:
@@ -57,10 +59,6 @@ def _named_after(measurement: str, settings: BaseModel) -> str:
     """The file of a measurement with these settings: one that is there is not taken again."""
     digest = hashlib.sha256(settings.model_dump_json().encode()).hexdigest()[:8]
     return f"{measurement}-{digest}.json"
-
-
-#: What a run's result depends on. A study's results and pages beside its code do not count.
-CODE = ("sg_rlhf", "configs", "lab/*.py", "lab/*.yaml")
 
 
 def commit() -> str | None:
