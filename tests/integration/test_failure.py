@@ -205,7 +205,6 @@ def test_a_lost_engine_is_replaced_as_often_as_allowed() -> None:
         engines.replace(0, engines.instances[0].name)
 
 
-@pytest.mark.full
 def test_an_engine_that_never_answered_is_not_replaced_and_says_what_its_core_died_of() -> None:
     engine = SGRolloutActor.options(max_restarts=3).remote()
     engines = EnginePool([engine], 3, lambda: None)

@@ -121,7 +121,6 @@ def test_the_table_of_plans_is_as_printed(printed: str) -> None:
         assert f"time, an estimate: {seconds} s a rollout" in printed
 
 
-@pytest.mark.full
 def test_every_stage_is_skipped_and_named(printed: str) -> None:
     assert printed.count("skipped         no GPU") == len(STAGES)
     assert re.findall(r"^\| ([a-z]) \| ", GPU.read_text(), re.M) == [stage.key for stage in STAGES]

@@ -108,7 +108,6 @@ def test_a_models_code_runs_only_if_it_is_asked_for_by_name(
     assert mark.exists()  # so the mark is one
 
 
-@pytest.mark.full
 def test_code_of_another_repository_is_asked_for_beside_the_model(
     model: Path, load: Callable[..., str], tmp_path: Path
 ) -> None:
