@@ -30,7 +30,7 @@ format: setup ## ruff's fixes and formatting
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-test: setup ## all but what starts engines of its own: 10 to 20 minutes on 2 cores
+test: setup ## all but what starts engines of its own or takes long: 10 to 20 minutes on 2 cores
 	$(PYTEST) -m "not full" tests/integration tests/unit tests/fuzz $(ARGS)
 
 test-all: setup .cache/integrations/made ## the whole test suite: 30 minutes on 2 cores

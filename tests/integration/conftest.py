@@ -16,16 +16,17 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import psutil
 import pytest
-from playwright.sync_api import Browser
 
 from sg_rlhf.overlay.fork_server.client import ForkServer
 from sg_rlhf.run_dir import jsonl_log
-from tests.integration import browser
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "configs" / "kk" / "grpo_sg_tiny_cpu.yaml"
@@ -48,6 +49,8 @@ SMALL = [
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
     """One browser for the pages of a file."""
+    from tests.integration import browser  # most tests need none
+
     with browser.started() as found:
         yield found
 
