@@ -1,9 +1,9 @@
-"""How far each arm turns the update of GRPO on a start model.
+"""How far each arm turns the update of GRPO on a start model, or on a model that GRPO has trained.
 
-    python -m lab.experiments.forks_part2.gradients r0 d0
+    python -m lab.experiments.forks_part2.gradients r0 d0 r1/grpo/s9
 
-Adds the start models to gradients.json: cosine with GRPO's gradient and with its AdamW step, mean
-over 8 minibatches of 8 prompts x 8 responses, and the gradient's size over GRPO's.
+Adds the models to gradients.json: cosine with GRPO's gradient and with its AdamW step, mean over 8
+minibatches of 8 prompts x 8 responses, and the gradient's size over GRPO's.
 """
 
 from __future__ import annotations
@@ -24,9 +24,17 @@ RUNS = Path("runs/forks_part2")
 OUT = HERE / "gradients.json"
 
 
+def folder_of(name: str) -> Path:
+    """Of a start model, or of the last model of a run in `RUNS`."""
+    if "/" not in name:
+        return HERE / "starts" / name
+    (run,) = RUNS.glob(f"{name}-*")
+    return run / "checkpoints/final"
+
+
 def figures_of(name: str, arms: Arms) -> dict[str, Any]:
-    """The start model's hash, and each arm's figures beside the first one's."""
-    folder = HERE / "starts" / name
+    """The model's hash, and each arm's figures beside the first one's."""
+    folder = folder_of(name)
     return {
         "sha256": sha256_of(folder / "model.safetensors"),
         **{
@@ -43,11 +51,11 @@ def figures_of(name: str, arms: Arms) -> dict[str, Any]:
 def main(argv: list[str] | None = None) -> int:
     """Exit status 0."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("starts", nargs="+", help="start models, such as r0 and d0")
+    parser.add_argument("models", nargs="+", help="start models, such as r0, and runs: r1/grpo/s9")
     args = parser.parse_args(argv)
     arms = {arm: ARMS[arm] for arm in load_study(HERE / "study.yaml").file.variants}
     found = json.loads(OUT.read_text()) if OUT.exists() else {}
-    for name in args.starts:
+    for name in args.models:
         found[name] = figures_of(name, arms)
         write_whole(OUT, json.dumps(found, indent=1) + "\n")
         for arm in arms:
