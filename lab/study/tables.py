@@ -37,8 +37,9 @@ def table(study: Study, rows: list[dict[str, Any]]) -> str:
     headings = ["regime", "variant", "seeds", main.removesuffix("_after"), f"minus {baseline}"]
     lines = [f"# {study.name}", "", f"{study.file.about}.", ""]
     regimes = dict.fromkeys(row["regime"] for row in rows)
-    lines += [f"- {regime}: {study.file.regimes[regime].about}" for regime in regimes]
-    lines += ["", *table_head([*headings, *(title for _, title, _ in columns)])]
+    about = [f"- {name}: {text}" for name in regimes if (text := study.file.regimes[name].about)]
+    lines += [*about, ""] if about else []
+    lines += table_head([*headings, *(title for _, title, _ in columns)])
     for row in rows:
         accuracy = row.get(main, {})
         cells = [row["regime"], row["variant"], str(len(row["seeds"])), _number(accuracy, 3)]
