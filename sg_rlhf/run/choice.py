@@ -21,8 +21,9 @@ RECIPES = {
     "search": {TINY: "tiny_cpu", UP_TO_1B: "1xgpu", UP_TO_3B: "qwen2.5-3b"},
     "arithmetic": {TINY: "smollm2-135m_cpu", UP_TO_1B: "smollm2-135m"},
 }
-#: Domain -> the algorithm where none is asked for; "" for the recipe's own, GRPO.
-ALGORITHMS = dict.fromkeys(RECIPES, "grpo_sg") | {"arithmetic": ""}
+#: Domain -> the algorithm where none is asked for; "" for the recipe's own, GRPO. The weight is
+#: outside the clip: inside it the published constants cost accuracy (lab/experiments/forks_part2).
+ALGORITHMS = dict.fromkeys(RECIPES, "grpo_sg_outside") | {"arithmetic": ""}
 #: Model of a recipe -> its name for `sg-rlhf data model`, and the folder that is made of it.
 MODEL_FOLDERS = {
     "HuggingFaceTB/SmolLM2-135M-Instruct": ("smollm2-135m", "data/smollm2-135m"),
@@ -144,6 +145,8 @@ def choose(request: Request) -> Choice:
     if request.algorithm and len(parts) == 1:
         published = f"--config {parts[0].replace('grpo_sg_', 'grpo_')} --algorithm grpo_sg"
         remarks.append(f"grpo_sg with U = 1.2 for the tiny model; the published 1.4: {published}")
+    if not (request.config or request.algorithm) and f"{ALGORITHM}grpo_sg_outside" in parts:
+        remarks.append("the weight is outside the clip; the paper's: sg.weighting.placement=inside")
     config = load_config(parts, request.overrides)
     prompts = str(config.value("data.prompt_dataset") or f"data/{request.domain}/train.jsonl")
     data = data_commands.COMMANDS.get(str(Path(prompts).parent), "").split()
@@ -182,10 +185,10 @@ def _parts(request: Request, models: str) -> tuple[list[str], str]:
     known, sizes = RECIPES[domain], list(names.MODELS)
     fitting = sizes[: sizes.index(models) + 1]
     model = next(known[size] for size in reversed(fitting) if size in known)
+    if model == "tiny_cpu" and algorithm in ("", "grpo_sg"):  # its weighting is not the paper's
+        return [f"configs/{domain}/grpo_sg_{model}.yaml"], f"{domain}_grpo_sg_{model}"
     algorithm = algorithm or ALGORITHMS[domain]
     name = f"{domain}_{algorithm or 'grpo'}_{model}"
-    if model == "tiny_cpu" and algorithm == "grpo_sg":
-        return [f"configs/{domain}/grpo_sg_{model}.yaml"], name  # its weighting is not the paper's
     recipe = f"configs/{domain}/grpo_{model}.yaml"
     return [recipe, *([ALGORITHM + algorithm] if algorithm else [])], name
 

@@ -61,7 +61,8 @@ def parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]
     parser.add_argument("--config", metavar="FILE", help="a recipe instead of the machine's")
     parser.add_argument(
         "--algorithm", metavar="NAME", type=_algorithm,
-        help="of `sg-rlhf recipes` (default: grpo_sg, for arithmetic grpo, or what --config has)",
+        help="of `sg-rlhf recipes` (default: grpo_sg_outside, on a CPU grpo_sg with U = 1.2; for "
+        "arithmetic grpo; or what --config has)",
     )  # fmt: skip
     parser.add_argument(
         "--hardware", metavar="NAME",

@@ -109,7 +109,7 @@ def next_step(out: Path, manifest: Mapping[str, Any]) -> str:
     sizes = (int(size) for counts in manifest["counts"].values() for size in counts)
     tiny = max(sizes, default=0) <= TINY_MODEL_PEOPLE
     own = tiny and model is None
-    recipe = "grpo_sg_tiny_cpu.yaml" if own else "grpo_sg_qwen2.5-3b-instruct.yaml"
+    recipe = "grpo_sg_tiny_cpu.yaml" if own else "grpo_sg_outside_qwen2.5-3b-instruct.yaml"
     of_model = "" if model is None else f"actor.model_name_or_path={shlex.quote(model)} "
     return (
         f"sg-rlhf train --config configs/kk/{recipe} "

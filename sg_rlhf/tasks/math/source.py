@@ -169,7 +169,7 @@ def next_step(out: Path, manifest: Mapping[str, Any]) -> str:
     """Training with the recipe of the source."""
     source, rows = manifest["source"], manifest["files"]
     data = "orz" if source.get("name") == "orz57k" else "dsr"
-    recipe = f"grpo_sg_{data}_qwen2.5-7b.yaml"
+    recipe = f"grpo_sg_outside_{data}_qwen2.5-7b.yaml"
     if source["kind"] == "generated":
         recipe = "grpo_sg_tiny_cpu.yaml"
     held_out = [n for n in ("math500.jsonl", "test.jsonl") if n in rows and rows[n]["rows"]]

@@ -100,7 +100,7 @@ def next_step(out: Path, _manifest: Mapping[str, Any]) -> str:
     if (out / CORPUS).is_file():
         return f"sg-rlhf index --corpus {out / CORPUS} --encoder bm25 --out {out / 'index'}"
     return (
-        "sg-rlhf train --config configs/search/grpo_sg_qwen2.5-3b.yaml "
+        "sg-rlhf train --config configs/search/grpo_sg_outside_qwen2.5-3b.yaml "
         f"data.prompt_dataset={out / 'train.jsonl'} eval.dataset={out / 'test.jsonl'}"
     )
 

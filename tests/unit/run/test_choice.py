@@ -74,16 +74,16 @@ MACHINES = {
 EXPECTED = {
     "tiny": dict.fromkeys(RECIPES, ("grpo_sg_tiny_cpu",))
     | {"arithmetic": ("grpo_smollm2-135m_cpu",)},
-    "1b": dict.fromkeys(RECIPES, ("grpo_1xgpu", "grpo_sg"))
+    "1b": dict.fromkeys(RECIPES, ("grpo_1xgpu", "grpo_sg_outside"))
     | {"arithmetic": ("grpo_smollm2-135m",)},
     "3b": {
-        "kk": ("grpo_qwen2.5-3b-instruct", "grpo_sg"),
-        "math": ("grpo_1xgpu", "grpo_sg"),
-        "search": ("grpo_qwen2.5-3b", "grpo_sg"),
+        "kk": ("grpo_qwen2.5-3b-instruct", "grpo_sg_outside"),
+        "math": ("grpo_1xgpu", "grpo_sg_outside"),
+        "search": ("grpo_qwen2.5-3b", "grpo_sg_outside"),
         "arithmetic": ("grpo_smollm2-135m",),
     },
 }
-EXPECTED["8b"] = EXPECTED["3b"] | {"math": ("grpo_dsr_qwen2.5-7b", "grpo_sg")}
+EXPECTED["8b"] = EXPECTED["3b"] | {"math": ("grpo_dsr_qwen2.5-7b", "grpo_sg_outside")}
 #: Domains of the papers, which train with GRPO-SG by default.
 PAPERS = [domain for domain in RECIPES if domain != "arithmetic"]
 LARGEST = {
@@ -268,9 +268,23 @@ def test_grpo_sg_asked_for_by_name_is_the_default_on_a_cpu(domain: str) -> None:
 
 
 @pytest.mark.parametrize("domain", PAPERS)
+def test_the_weight_is_outside_the_clip_and_the_papers_setting_is_one_key_away(
+    domain: str,
+) -> None:
+    named = search_engine(domain)
+    chosen = choose(Request(domain, hardware="8x80gb", overrides=named))
+    (said,) = [line for line in chosen.remarks if "outside the clip" in line]
+    key = said.partition("the paper's: ")[2]
+    paper = choose(Request(domain, algorithm="grpo_sg", hardware="8x80gb", overrides=named))
+    assert load_config(chosen.parts, named).sg.weighting["placement"] == "outside"
+    assert load_config(chosen.parts, [*named, key]).flat() == load_config(paper.parts, named).flat()
+    assert not any("outside the clip" in line for line in paper.remarks)
+
+
+@pytest.mark.parametrize("domain", PAPERS)
 def test_a_run_goes_where_it_went_before_recipes_were_composed(domain: str) -> None:
     named = search_engine(domain)
-    chosen = choose(Request(domain, hardware="1x24gb", overrides=named))
+    chosen = choose(Request(domain, algorithm="grpo_sg", hardware="1x24gb", overrides=named))
     older = f"configs/{domain}/grpo_sg_1xgpu.yaml"
     assert Path(chosen.run_dir) == run_dir_of(None, [older], load_config(older))
     again = choose(Request(domain, config=older, hardware="1x24gb", overrides=named))
