@@ -75,7 +75,7 @@ def test_generate_writes_checked_jsonl_and_a_manifest(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("people", "recipe"), [("2-3", "grpo_sg_tiny_cpu.yaml"), ("3-4", "grpo_sg_qwen2.5-3b-")]
+    ("people", "recipe"), [("2-3", "grpo_sg_tiny_cpu.yaml"), ("3-4", "grpo_sg_outside_qwen2.5-3b-")]
 )
 def test_the_next_command_names_a_recipe_whose_model_knows_the_sizes(
     tmp_path, capsys, people, recipe

@@ -54,7 +54,8 @@ def test_the_start_models_are_the_measured_ones() -> None:
         assert sha256_of(weights) == figures["sha256"]
     for file in (gradients.OUT, dose_response.OUT):
         for name, found in json.loads(file.read_text()).items():
-            assert found["sha256"] == gates["starts"][name]["sha256"]
+            if "/" not in name:  # a run's model, r1/grpo/s9, is not a start model
+                assert found["sha256"] == gates["starts"][name]["sha256"]
 
 
 def made_up_runs(cells: list[Cell]) -> dict[str, Any]:
