@@ -145,9 +145,10 @@ def choose(request: Request) -> Choice:
     if request.algorithm and len(parts) == 1:
         published = f"--config {parts[0].replace('grpo_sg_', 'grpo_')} --algorithm grpo_sg"
         remarks.append(f"grpo_sg with U = 1.2 for the tiny model; the published 1.4: {published}")
-    if not (request.config or request.algorithm) and f"{ALGORITHM}grpo_sg_outside" in parts:
-        remarks.append("the weight is outside the clip; the paper's: sg.weighting.placement=inside")
     config = load_config(parts, request.overrides)
+    chosen_here = not (request.config or request.algorithm)
+    if chosen_here and config.sg.weighting.get("placement") == "outside":
+        remarks.append("the weight is outside the clip; the paper's: sg.weighting.placement=inside")
     prompts = str(config.value("data.prompt_dataset") or f"data/{request.domain}/train.jsonl")
     data = data_commands.COMMANDS.get(str(Path(prompts).parent), "").split()
     # Shipped recipes have the address of a retriever that this command starts.
