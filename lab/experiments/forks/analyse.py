@@ -219,13 +219,13 @@ def contrasts(study: Study, runs: Runs) -> dict[str, tuple[str, Contrast]]:
 
 
 def accuracy(study: Study, runs: Runs) -> dict[str, dict[str, dict[int, float]]]:
-    """Title of a corpus -> arm -> rollout -> mean held-out accuracy of the runs that are there."""
+    """Title of a corpus -> arm -> rollout -> mean held-out accuracy; arms of two runs or more."""
     cells = [*study.cells()]
     curves: dict[str, dict[str, dict[int, float]]] = {title: {} for title in CORPORA.values()}
     for corpus, title in CORPORA.items():
         for arm in study.file.variants:
             by_rollout = {r: values(cells, runs, corpus, arm, partial(at, r)) for r in ROLLOUTS}
-            if all(by_rollout.values()):
+            if all(len(found) > 1 for found in by_rollout.values()):
                 curves[title][arm] = {
                     r: statistics.fmean(v.values()) for r, v in by_rollout.items()
                 }

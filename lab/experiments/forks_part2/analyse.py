@@ -39,11 +39,8 @@ def draw(study: Study, runs: first.Runs, to: Path) -> None:
         f"{first.CORPORA[corpus]}: {arm}": (arm, found)
         for (corpus, arm, _), found in first.compared(cells, runs, first.end_point, against).items()
     }
-    # An arm with a single pair would be drawn as if it were a mean.
-    arms = {first.BASELINE, *(arm for arm, _ in rows.values())}
-    drawn = {c.name: runs[c.name] for c in cells if c.variant in arms and c.name in runs}
     margin = decision.decision_of(study).margin
-    figure.draw(rows, first.accuracy(study, drawn), margin, to)
+    figure.draw(rows, first.accuracy(study, runs), margin, to)
 
 
 def main() -> int:
