@@ -2,8 +2,9 @@
 
     python -m lab.experiments.forks_part2.gradients r0 d0 r1/grpo/s9
 
-Adds the models to gradients.json: cosine with GRPO's gradient and with its AdamW step, mean over 8
-minibatches of 8 prompts x 8 responses, and the gradient's size over GRPO's.
+Adds the models to gradients.json, those of runs to trained_gradients.json: cosine with GRPO's
+gradient and with its AdamW step, mean over 8 minibatches of 8 prompts x 8 responses, and the
+gradient's size over GRPO's.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from sg_rlhf.data_io.dataset_writer import sha256_of
 HERE = Path(__file__).parent
 RUNS = Path("runs/forks_part2")
 OUT = HERE / "gradients.json"
+TRAINED = HERE / "trained_gradients.json"
 
 
 def folder_of(name: str) -> Path:
@@ -54,10 +56,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("models", nargs="+", help="start models, such as r0, and runs: r1/grpo/s9")
     args = parser.parse_args(argv)
     arms = {arm: ARMS[arm] for arm in load_study(HERE / "study.yaml").file.variants}
-    found = json.loads(OUT.read_text()) if OUT.exists() else {}
     for name in args.models:
+        out = TRAINED if "/" in name else OUT
+        found = json.loads(out.read_text()) if out.exists() else {}
         found[name] = figures_of(name, arms)
-        write_whole(OUT, json.dumps(found, indent=1) + "\n")
+        write_whole(out, json.dumps(found, indent=1) + "\n")
         for arm in arms:
             print(name, arm, found[name][arm])
     return 0
