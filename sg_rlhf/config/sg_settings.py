@@ -144,12 +144,6 @@ class SGSettings(BaseModel):
         description="train.async_enable: weight syncs between the sampling of a token and the "
         "update that trains it, at most; 0 samples as a synchronous run does",
     )
-    stale: Literal["wait", "drop"] = Field(
-        "wait",
-        description="wait: request no prompt before it can be trained within max_staleness; drop: "
-        "request up to train.async_queue_size rollouts ahead, and drop tokens that are too old "
-        "(train.partial_rollout_enable)",
-    )
     correction: Literal["tis", "mis", "icepop"] | None = Field(
         None,
         description="correction for the mismatch of trainer and engine: tis limits a token's "

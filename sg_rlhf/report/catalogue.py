@@ -148,8 +148,7 @@ FIGURES = (
     ),
     Entry(
         "staleness", "Age of the tokens",
-        "Of an asynchronous run. Age: weight syncs between a token's sampling and its update. "
-        "Dropped: sampled, but too old to train on.",
+        "Of an asynchronous run. Age: weight syncs between a token's sampling and its update.",
         stacked_figures.staleness,
     ),
     Entry(

@@ -11,7 +11,7 @@ from typing import Any
 from sg_rlhf.report.chart import Chart, Missing, Panel, Series, look
 from sg_rlhf.report.runs import Group, Row, number
 from sg_rlhf.run_dir.timing_keys import OTHER, exclusive_seconds
-from sg_rlhf.run_dir.weight_versions import DROPPED_SHARE, SHARE_OF_AGE
+from sg_rlhf.run_dir.weight_versions import SHARE_OF_AGE
 
 Look = Mapping[str, Any]
 #: Rollout -> the value of each part.
@@ -63,14 +63,8 @@ def staleness(groups: list[Group]) -> Chart:
     """Shares of each rollout's tokens by age in weight syncs, a panel for each configuration."""
 
     def shares(row: Row) -> dict[str, float]:
-        if DROPPED_SHARE not in row:
-            return {}
-        dropped = number(row, DROPPED_SHARE)
         ages = [key for key in row if key.startswith(SHARE_OF_AGE)]
-        found = {
-            f"age {k.removeprefix(SHARE_OF_AGE)}": (1 - dropped) * number(row, k) for k in ages
-        }
-        return found | {"dropped": dropped}
+        return {f"age {key.removeprefix(SHARE_OF_AGE)}": number(row, key) for key in ages}
 
     every = [_mean_of_seeds(group, shares) for group in groups]
     shown = [i for i, found in enumerate(every) if found]
@@ -78,9 +72,8 @@ def staleness(groups: list[Group]) -> Chart:
         raise Missing("The runs are synchronous: every token was sampled by the current policy.")
     by_group = [every[i] for i in shown]
     ages = {name for steps in by_group for values in steps.values() for name in values}
-    ordered = sorted(ages - {"dropped"}, key=lambda name: int(name.split()[1]))
+    ordered = sorted(ages, key=lambda name: int(name.split()[1]))
     looks: dict[str, Look] = {name: {"colour": look(i)["colour"]} for i, name in enumerate(ordered)}
-    looks["dropped"] = {"colour": "alarm", "light": True}
     titles = [""] * len(shown)
     return _stacked([groups[i] for i in shown], by_group, looks, "share of tokens", 1.0, titles)
 

@@ -12,9 +12,8 @@ from collections.abc import Iterable, Sequence
 
 VersionRuns = Sequence[Sequence[int]]
 
-#: Keys of metrics.jsonl. The age in weight syncs is appended to the first.
-SHARE_OF_AGE, DROPPED_SHARE = "async/staleness_share_", "async/dropped_share"
-DROPPED_TOKENS = "async/dropped_tokens"
+#: Key of metrics.jsonl, to which the age in weight syncs is appended.
+SHARE_OF_AGE = "async/staleness_share_"
 
 
 def append_version(runs: list[list[int]], tokens: int, version: int) -> None:
@@ -41,7 +40,7 @@ def tokens_by_version(runs: VersionRuns, tokens: int) -> Counter[int]:
 
 
 def staleness(
-    responses: Iterable[tuple[VersionRuns, int]], version: int, bound: int, dropped: int
+    responses: Iterable[tuple[VersionRuns, int]], version: int, bound: int
 ) -> dict[str, float]:
     """The ``async/*`` metrics of a rollout step.
 
@@ -49,11 +48,10 @@ def staleness(
         responses: (runs, tokens) of each trained response.
         version: weight version of the policy before the update.
         bound: largest staleness that is trained.
-        dropped: tokens dropped for their age since the last row.
 
     Returns:
-        ``staleness_mean`` and ``_max`` over tokens, ``staleness_share_S`` for S from 0 to ``bound``
-        (a histogram), ``dropped_tokens``, and ``dropped_share`` of trained and dropped tokens.
+        ``staleness_mean`` and ``_max`` over tokens, and ``staleness_share_S`` for S from 0 to
+        ``bound`` (a histogram).
     """
     by_age: Counter[int] = Counter()
     for runs, tokens in responses:
@@ -65,6 +63,4 @@ def staleness(
         "async/staleness_mean": sum(a * n for a, n in by_age.items()) / max(total, 1),
         "async/staleness_max": float(max(by_age, default=0)),
         **shares,
-        DROPPED_TOKENS: float(dropped),
-        DROPPED_SHARE: dropped / max(total + dropped, 1),
     }

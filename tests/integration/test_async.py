@@ -67,8 +67,8 @@ def test_a_killed_run_ends_as_one_that_never_was(tmp_path: Path, data: Data) -> 
 def test_partial_rollouts_have_a_version_for_every_token(tmp_path: Path, data: Data) -> None:
     """Nor is any token older than the bound, before a kill and after it."""
     partial = (
-        *ASYNC, "train.partial_rollout_enable=true", "sg.stale=drop", "sg.max_staleness=2",
-        "train.async_queue_size=3", "rollout.max_new_tokens=200", "rollout.temperature=1.5",
+        *ASYNC, "train.partial_rollout_enable=true", "sg.max_staleness=2",
+        "train.async_queue_size=2", "rollout.max_new_tokens=200", "rollout.temperature=1.5",
         "data.max_samples=16",
     )  # fmt: skip
     run = KilledRun(tmp_path / "partial", data, epochs=3, more=partial)
@@ -84,7 +84,6 @@ def test_partial_rollouts_have_a_version_for_every_token(tmp_path: Path, data: D
     for row in jsonl_log.read(run.folder / jsonl_log.METRICS):
         shares = [row[f"async/staleness_share_{age}"] for age in range(3)]
         assert sum(shares) == pytest.approx(1.0)
-        assert 0.0 <= row["async/dropped_share"] < 1.0
 
 
 def test_an_engine_that_dies_while_it_samples_ahead_is_replaced(tmp_path: Path, data: Data) -> None:

@@ -199,11 +199,6 @@ def check_async(value: Value) -> None:
     if config is None:
         return
     partial, bound = config.partial, config.max_staleness
-    if config.drop_stale and not partial:
-        raise ValueError(
-            "sg.stale=drop: without train.partial_rollout_enable=true the age of every sample is "
-            "known when it is requested; set that to true, or sg.stale=wait"
-        )
     size, request = config.batch_size, config.request_size
     # A request is sent once the remaining prompts no longer fill a rollout.
     rollouts = -(-(request + size - math.gcd(request, size)) // size)

@@ -11,7 +11,6 @@ class AsyncConfig(NamedTuple):
 
     max_in_flight: int  # rollouts that may be requested beyond the one that is trained
     max_staleness: int  # largest age of a trained token, in weight syncs
-    drop_stale: bool  # drop samples that are too old; otherwise never request them too early
     batch_size: int  # prompts of a rollout
     request_size: int  # prompts that are submitted together
     partial: bool = False  # requests overlap, and a weight sync interrupts them
@@ -23,12 +22,10 @@ def async_config(value: Callable[[str], Any]) -> AsyncConfig | None:
     if not value("train.async_enable"):
         return None
     max_staleness, queue_size = value("sg.max_staleness"), value("train.async_queue_size")
-    drop_stale = value("sg.stale") == "drop"
     batch_size = value("rollout.batch_size")
     return AsyncConfig(
-        max_in_flight=queue_size if drop_stale else min(max_staleness, queue_size),
+        max_in_flight=min(max_staleness, queue_size),
         max_staleness=max_staleness,
-        drop_stale=drop_stale,
         batch_size=batch_size,
         request_size=value("rollout.vllm_generate_batch_size") or batch_size,
         partial=value("train.partial_rollout_enable"),

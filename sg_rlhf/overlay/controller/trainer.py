@@ -248,9 +248,8 @@ class Controller:
         ]
         for name in LOGGED_SAMPLE_KEYS:
             metrics.pop(name, None)
-        dropped = int(self._staleness.get(weight_versions.DROPPED_TOKENS, 0))
         progress = self._state.count_tokens(
-            self._tokens_in_rollout + dropped, int(metrics.get("sg/n_tokens", 0))
+            self._tokens_in_rollout, int(metrics.get("sg/n_tokens", 0))
         )
         metrics |= stats | self._staleness | progress | self._sync_metrics
         if scored.idle_fraction is not None:
@@ -268,7 +267,6 @@ class Controller:
             async_buffer.version_runs_and_lengths(samples),
             self._global_step,
             self._async_config.max_staleness,
-            self._buffer.pop_dropped_tokens(),
         )
         self._buffer.submit(self._global_step, self._global_step + 1)
 

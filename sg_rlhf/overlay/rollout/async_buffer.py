@@ -1,12 +1,9 @@
 """Buffer of an asynchronous run: rollouts are generated while the policy trains on earlier ones.
 
 Prompts are submitted in batches of ``rollout.vllm_generate_batch_size``, each by its own thread.
-Responses depend only on the batch's number and the prompt's index in it. ``sg.stale``:
-
-- ``wait``: prompts are trained in the order in which they were drawn. A batch is submitted only
-  when its last prompt will be trained within the bound, so no sample is ever too old.
-- ``drop``: prompts are trained in the order of completion. Batches are submitted up to
-  ``train.async_queue_size`` rollouts ahead; a prompt with a token that is too old is dropped.
+Responses depend only on the batch's number and the prompt's index in it. Prompts are trained in the
+order in which they were drawn. A batch is submitted only when its last prompt will be trained
+within ``sg.max_staleness``, so no sample is ever too old.
 
 A checkpoint holds everything that was drawn and not trained yet (:meth:`AsyncRolloutBuffer.state`).
 """
@@ -42,7 +39,7 @@ class PromptBatch:
     Attributes:
         number: of the batch in the run; seeds its responses.
         prompts: rows of the data loader, of one prompt each, in the order of drawing.
-        completed: index in ``prompts`` -> the prompt's samples; [] if they were taken or dropped.
+        completed: index in ``prompts`` -> the prompt's samples; [] if they were filtered or taken.
         is_epoch_end: whether the epoch's data ended with this batch.
         n_completed, n_passed: prompts completed since a rollout last took some; not filtered out.
     """
@@ -91,7 +88,7 @@ class AsyncRolloutBuffer:
         self._rows: Iterator[PromptRow] | None = None
         self._failure: BaseException | None = None
         self._restored: dict[str, Any] | None = None
-        self._dropped = self._drawn = 0
+        self._drawn = 0
 
     # -- submitting --------------------------------------------------------------------------------
 
@@ -109,12 +106,7 @@ class AsyncRolloutBuffer:
         # Index of the rollout that trains the last prompt of one more batch.
         rollouts = math.ceil((waiting + self.config.request_size) / self.config.batch_size)
         last_trained = next_rollout + rollouts - 1
-        if last_trained - version <= self.config.max_in_flight:
-            return True
-        # If the next rollout is short (remainder, or stale prompts dropped), request more now.
-        return (
-            self.config.drop_stale and next_rollout == version and waiting < self.config.batch_size
-        )
+        return last_trained - version <= self.config.max_in_flight
 
     def _next_batch(self) -> bool:
         if self._rows is None:
@@ -139,8 +131,6 @@ class AsyncRolloutBuffer:
 
     def _trim_remainder(self, batch: PromptBatch) -> None:
         """Drop prompts that fill no rollout, unless they may replace filtered ones."""
-        if self.config.drop_stale:
-            return
         ends = [i for i, other in enumerate(self._batches) if other.is_epoch_end]
         in_epoch = self._batches[ends[-1] + 1 if ends else 0 :]
         waiting = sum(other.remaining() for other in in_epoch)
@@ -214,10 +204,10 @@ class AsyncRolloutBuffer:
             self._resume_from_state()
             while True:
                 self._raise_failure()
-                self._drop_stale(version)
                 self.submit(version, version)
                 ready = self._collect_ready()
                 if ready is not None:
+                    self._check_age(ready, version)
                     return self._take(ready, version)
                 self._changed.wait(1.0)
 
@@ -236,10 +226,7 @@ class AsyncRolloutBuffer:
             ends = [i for i, batch in enumerate(self._batches) if batch.is_epoch_end]
             del self._batches[: ends[0] + 1 if ends else 0]
             # A synchronous run numbers the rollouts that it trains; the next epoch does the same.
-            if (
-                not (self._batches or self.config.drop_stale)
-                and self.config.request_size == self.config.batch_size
-            ):
+            if not self._batches and self.config.request_size == self.config.batch_size:
                 self._next = version
         else:
             self._discard_finished()
@@ -268,35 +255,26 @@ class AsyncRolloutBuffer:
             for index in range(len(batch.prompts)):
                 if batch.completed.get(index):
                     ready.append((batch, index))
-                elif index not in batch.completed and not self.config.drop_stale:
+                elif index not in batch.completed:
                     return None
                 if len(ready) == self.config.batch_size:
                     return ready
             # A filtered prompt's replacement may be pending.
-            if not batch.is_finished and not self.config.drop_stale:
+            if not batch.is_finished:
                 return None
         is_over = bool(epoch) and epoch[-1].is_epoch_end and all(b.is_finished for b in epoch)
         return [] if is_over or not (epoch or self._epochs or self._rows) else None
 
-    def _drop_stale(self, version: int) -> None:
-        for batch in self._batches:
-            for index, samples in batch.completed.items():
-                ages = [version - oldest_version(s.weight_runs) for s in samples if s.weight_runs]
-                if max(ages, default=0) <= self.config.max_staleness:
-                    continue
-                if not self.config.drop_stale:
-                    raise RunStopped(
-                        f"a sample of batch {batch.number} is {max(ages)} weight syncs old, above "
-                        f"sg.max_staleness={self.config.max_staleness}, although sg.stale=wait"
-                    )
-                self._dropped += sum(int(s.action_mask.sum()) for s in samples)
-                batch.completed[index] = []
-        self._discard_finished()
-
-    def pop_dropped_tokens(self) -> int:
-        """Tokens that were dropped for their age since the last call."""
-        dropped, self._dropped = self._dropped, 0
-        return dropped
+    def _check_age(self, taken: list[tuple[PromptBatch, int]], version: int) -> None:
+        """Stop the run if a sample is too old: it was resumed with a lower bound."""
+        for batch, index in taken:
+            runs = [s.weight_runs for s in batch.completed[index] if s.weight_runs]
+            age = max((version - oldest_version(r) for r in runs), default=0)
+            if age > self.config.max_staleness:
+                raise RunStopped(
+                    f"a sample of batch {batch.number} is {age} weight syncs old, above "
+                    f"sg.max_staleness={self.config.max_staleness}: resume with at least {age}"
+                )
 
     # -- the checkpoint ------------------------------------------------------------------------
 

@@ -134,7 +134,7 @@ def write_run(
                 "sg/n_mismatch_tokens": 1000.0,
                 "sg/mismatch_kl_k3": 1e-4 * (1 + done),
                 "sg/mismatch_max": 0.1 + 0.1 * done,
-                **staleness([([[0, min(step, 2)], [300, 2]], 400)], 2, 2, 100 * (step % 2)),
+                **staleness([([[0, min(step, 2)], [300, 2]], 400)], 2, 2),
                 **{f"timing/{part}": seconds for part, seconds in SECONDS.items()},
             }
         )

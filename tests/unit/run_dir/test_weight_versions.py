@@ -26,13 +26,11 @@ def test_a_sync_before_the_first_token_leaves_no_trace() -> None:
 
 
 def test_staleness_of_a_rollout() -> None:
-    found = weight_versions.staleness([([[0, 4], [6, 5]], 8), ([[0, 5]], 2)], 5, 2, dropped=5)
+    found = weight_versions.staleness([([[0, 4], [6, 5]], 8), ([[0, 5]], 2)], 5, 2)
     assert found == {
         "async/staleness_mean": 0.6,
         "async/staleness_max": 1.0,
         "async/staleness_share_0": 0.4,
         "async/staleness_share_1": 0.6,
         "async/staleness_share_2": 0.0,
-        "async/dropped_tokens": 5.0,
-        "async/dropped_share": 5 / 15,
     }

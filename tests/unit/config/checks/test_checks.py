@@ -119,7 +119,7 @@ def parse(*overrides: str, recipe: Path = PAPER) -> Any:
         "sg.max_staleness=0",
         "sg.correction=tis rollout.vllm_generate_batch_size=128",
         "sg.correction=tis vllm.num_engines=3",  # they have accelerators of their own
-        "sg.correction=tis train.partial_rollout_enable=true sg.stale=drop",
+        "sg.correction=tis train.partial_rollout_enable=true",
     ],
 )
 def test_an_asynchronous_run(more: str) -> None:
@@ -160,7 +160,6 @@ def test_every_shipped_recipe_divides_evenly(recipe: Path) -> None:
         ("train.partial_rollout_enable=true", "expected train.async_enable=true, or false"),
         (f"{ASYNC}", "no correction is on: set sg.correction=tis"),
         (f"{ASYNC} sg.correction=tis actor.policy_loss_type=gspo", "with a loss that takes it"),
-        (f"{ASYNC} sg.correction=tis sg.stale=drop", "sg.stale=drop: without train.partial_"),
         (
             f"{ASYNC} sg.correction=tis train.partial_rollout_enable=true "
             "train.full_determinism_enable=true",

@@ -56,7 +56,7 @@ def made() -> list[str]:
         *timing_keys.row({}),
         *alerts.metrics([]),
         *(timing_keys.PREFIX + name for name in timing_keys.OF_THE_RANK),
-        *weight_versions.staleness([], 0, 2, 0),
+        *weight_versions.staleness([], 0, 2),
         *Trajectory([]).logs(search),
         *evaluated(),
     ]

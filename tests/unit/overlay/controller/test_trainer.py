@@ -323,7 +323,7 @@ def test_the_best_checkpoint_of_a_lost_evaluation_holds_what_the_resumed_one_hel
     generator = SamplesGenerator(made.args, prompts, None)  # type: ignore[arg-type]
     made._state = ControllerState(generator, made._kl_controller, "eval_accuracy")
     engines: Any = SimpleNamespace(trainer_lock=threading.Condition())
-    config = AsyncConfig(1, 1, False, batch_size=4, request_size=4)
+    config = AsyncConfig(1, 1, batch_size=4, request_size=4)
     generator.start_async(config, states, engines)
     monkeypatch.setattr(made, "_call_ranks", lambda *_, **given: saved.append(given))
     made._global_step = 4

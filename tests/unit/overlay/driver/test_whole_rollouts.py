@@ -197,9 +197,7 @@ def test_with_filtering_a_bound_of_0_is_the_synchronous_run(solved: set[int]) ->
         generator = Generator(14, solved, filtering=True)
         generator.args.train.partial_rollout_enable = False
         if ahead:
-            config = AsyncConfig(
-                0, 0, False, batch_size=BATCH, request_size=BATCH, dynamic_filtering=True
-            )
+            config = AsyncConfig(0, 0, batch_size=BATCH, request_size=BATCH, dynamic_filtering=True)
 
             def sample(unit: Any, answer: Any) -> None:
                 generator.generate_async(unit, answer, generator.engines)

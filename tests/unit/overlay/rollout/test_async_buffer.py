@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -12,13 +11,14 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from sg_rlhf.config.derived.async_config import AsyncConfig
+from sg_rlhf.overlay.reporting.errors import RunStopped
 from sg_rlhf.overlay.rollout.async_buffer import AsyncRolloutBuffer, OnPromptDone, PromptBatch
 
 BATCH = 2
 
 
 def config(max_in_flight: int, **settings: Any) -> AsyncConfig:
-    given = {"max_staleness": max_in_flight, "drop_stale": False, "request_size": BATCH, **settings}
+    given = {"max_staleness": max_in_flight, "request_size": BATCH, **settings}
     return AsyncConfig(max_in_flight=max_in_flight, batch_size=BATCH, **given)
 
 
@@ -122,23 +122,6 @@ def test_no_rollout_has_prompts_of_two_epochs() -> None:
     assert not any(prompt == 4 for _, _, prompt in run.asked), "the rest is trained by nobody"
 
 
-def test_dropping_leaves_out_what_is_too_old_and_fills_the_batch() -> None:
-    run = Run(config(3, max_staleness=1, drop_stale=True, partial=True), prompts=12)
-    run.held = {1: threading.Event()}  # a long response, begun by version 0
-    run.rollouts.submit(0, 0)
-    while (0, 1, 1) not in run.asked:
-        time.sleep(0.01)
-    for _ in range(3):
-        assert run.step()
-    assert 1 not in run.prompts()
-    run.held[1].set()
-    while run.step():
-        pass
-    assert 1 not in run.prompts() and max(run.ages()) <= 1
-    assert run.rollouts.pop_dropped_tokens() % 3 == 0
-    assert len(run.prompts()) % BATCH == 0
-
-
 @pytest.mark.parametrize("stopped_after", [1, 2, 3])
 @pytest.mark.parametrize(
     "settings", [config(1), config(2), config(1, request_size=4), config(1, dynamic_filtering=True)]
@@ -167,23 +150,17 @@ def test_a_resumed_run_loses_and_repeats_nothing(settings: AsyncConfig, stopped_
     assert first.trained + resumed.trained == whole.trained
 
 
-def test_a_resumed_run_leaves_out_what_its_checkpoint_holds_for_too_long() -> None:
-    settings = config(3, max_staleness=1, drop_stale=True)
-    first = Run(settings, prompts=12)
-    for _ in range(2):
-        assert first.step()
+def test_a_run_that_is_resumed_with_a_lower_bound_trains_no_sample_above_it() -> None:
+    first = Run(config(2), prompts=12)
+    assert first.step() and first.step()
     state = first.rollouts.state()
-    samples = [
-        s for batch in state["batches"] for answers in batch["completed"].values() for s in answers
-    ]
-    assert min(s["weight_runs"][0][1] for s in samples) == 0, "two updates ago, one is the bound"
-    resumed = Run(settings, prompts=12)
+    resumed = Run(config(1), prompts=12)
     resumed.version = first.version
     resumed.loader.load_state_dict(state.pop("loader"))
     resumed.rollouts.restore(state)
-    while resumed.step():
-        pass
-    assert resumed.trained and max(resumed.ages()) <= 1
+    with pytest.raises(RunStopped, match=r"2 weight syncs old, above sg.max_staleness=1: resume"):
+        resumed.step()
+    assert not resumed.trained
 
 
 def test_prompts_under_way_are_asked_again_by_their_own_numbers() -> None:
