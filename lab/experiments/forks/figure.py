@@ -58,5 +58,6 @@ def draw(
         axis.set_title(f"corpus {title}")
         axis.set_xlabel("rollouts")
         axis.set_ylabel("held-out accuracy")
-        axis.legend(fontsize=8)
+    handles, arms = axes[0].get_legend_handles_labels()
+    figure.legend(handles, arms, loc="outside lower right", ncols=len(arms), fontsize=8)
     figures.save(figure, to, dpi=150)
