@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,19 @@ os.environ.setdefault("WANDB_MODE", "disabled")
 # No deadline: a busy machine is not a bug. Derandomized: a red run is red again.
 settings.register_profile("repository", deadline=None, derandomize=True)
 settings.load_profile("repository")
+
+
+@pytest.fixture(autouse=True)
+def process_stays_as_it_was() -> Iterator[None]:
+    """A command that a test calls in this process sets variables and signal handlers."""
+    before = dict(os.environ)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    if os.environ != before:
+        os.environ.clear()
+        os.environ.update(before)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 def pytest_report_header() -> list[str]:

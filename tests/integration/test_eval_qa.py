@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import AutoTokenizer
 
 from sg_rlhf.eval.answer import answer, samples_of
@@ -194,6 +195,8 @@ def test_a_dead_retriever_stores_nothing_and_the_next_run_goes_on(
         return SearchEnvironment(settings, strict=True, limits=limits)
 
     set_environment(cpu=True)
+    # vLLM replaces it in the process of a CPU engine; it is put back after the test.
+    monkeypatch.setattr(torch, "set_num_threads", torch.set_num_threads)
     # vLLM 0.32 reads the attributes of all loaded modules and fails at llvmlite's, which another
     # engine of this process may have loaded.
     for name in [name for name in sys.modules if name.startswith("llvmlite")]:

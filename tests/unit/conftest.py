@@ -1,7 +1,6 @@
 import gc
 import json
 import os
-import signal
 import sys
 
 from tests import host
@@ -25,19 +24,6 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture(autouse=True)
-def process_stays_as_it_was():
-    """A command that a test calls in this process sets variables and signal handlers."""
-    before = dict(os.environ)
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    if os.environ != before:
-        os.environ.clear()
-        os.environ.update(before)
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True, scope="module")
