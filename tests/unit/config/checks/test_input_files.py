@@ -96,7 +96,7 @@ ROWS: dict[str, tuple[str, bytes, str]] = {
     "no UTF-8": ("a.jsonl", GOOD + b'{"input": "\xff"}\n', "row 17: not JSON: not UTF-8 (byte 11"),
     "UTF-16": ("a.jsonl", GOOD.decode().encode("utf-16"), "row 1: not JSON: not UTF-8"),
     "half a character": ("a.jsonl", GOOD + b'{"input": "\\ud800"}\n', "contains half a character"),
-    "10 MB": ("a.jsonl", GOOD + row("x" * 10_000_000), "row 17: the prompt has 10000000 tokens"),
+    "1 MB": ("a.jsonl", GOOD + row("x" * 1_000_000), "row 17: the prompt has 1000000 tokens"),
     "10 MB of junk": ("a.jsonl", b"x" * 10_000_000, "row 1: not JSON"),
     "no room": ("a.jsonl", GOOD + row("who lies? " * 100), "data.max_len=512 leaves 256 next to"),
     "no list": ("a.json", b'{"a": 1}', "row 1: input: missing"),

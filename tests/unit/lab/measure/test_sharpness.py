@@ -43,6 +43,7 @@ def test_sampled_batch_all_files_and_the_same_numbers_again(puzzles, tmp_path, c
     assert again["models"] == report["models"]
 
 
+@pytest.mark.full
 def test_sampling_depends_on_the_seed_alone(puzzles, tmp_path):
     texts = []
     for name, seed in (("a", "0"), ("b", "0"), ("c", "1")):

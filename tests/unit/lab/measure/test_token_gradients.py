@@ -190,6 +190,7 @@ def test_bad_options_are_one_line(tmp_path, refused, arguments, message):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.full
 def test_several_checkpoints_are_measured_on_one_batch(measured, tmp_path, capsys):
     data, out = tmp_path / "samples.jsonl", tmp_path / "o.json"
     data.write_text(json.dumps({"prompt": PROMPT, "response": RESPONSE}) + "\n")
