@@ -33,7 +33,7 @@ format: setup ## ruff's fixes and formatting
 test: setup ## all but what starts engines of its own or takes long: 10 to 20 minutes on 2 cores
 	$(PYTEST) -m "not full" tests/integration tests/unit tests/fuzz $(ARGS)
 
-test-all: setup .cache/integrations/made ## the whole test suite: 30 minutes on 2 cores
+test-all: setup .cache/integrations/made ## the whole test suite: 30 to 50 minutes on 2 cores
 	$(PYTEST) tests/integration tests/unit tests/fuzz $(ARGS)
 
 faults: setup ## runs whose processes are killed or hang, and disks that fill: what is said, left and resumed, 45 minutes

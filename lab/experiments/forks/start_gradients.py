@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +61,19 @@ def greedy_accuracy(folder: Path) -> float:
     return sum(right) / len(right)
 
 
-def compared(folder: Path, runs: Path, arms: Arms) -> list[dict[str, Any]]:
+def compared(
+    folder: Path,
+    runs: Path,
+    arms: Arms,
+    data: str = "arithmetic",
+    reward: str = "module:lab.experiments.forks.reward",
+    more: Sequence[str] = ("--batches", "8", "--warm-up", "8", "--threads", "1"),
+) -> list[dict[str, Any]]:
     """Each arm's gradient and AdamW step compared with the first arm's, at this start model.
 
-    runs: the folder of the study's runs; its data set is answered.
+    Args:
+        runs: the folder of the study's runs; its data set ``data`` is answered.
+        more: further arguments of the measurement.
     """
     scratch = runs / "start_gradients"
     scratch.mkdir(parents=True, exist_ok=True)
@@ -76,9 +86,8 @@ def compared(folder: Path, runs: Path, arms: Arms) -> list[dict[str, Any]]:
         )
     figures = scratch / "figures.json"
     failed = minibatch_gradients.main([
-        "--model", str(folder), "--data", str(runs / "data/arithmetic/train.jsonl"),
-        "--reward", "module:lab.experiments.forks.reward", "--threads", "1", "--json", str(figures),
-        "--prompts", "8", "--group", "8", "--batches", "8", "--warm-up", "8",
+        "--model", str(folder), "--data", str(runs / "data" / data / "train.jsonl"),
+        "--reward", reward, "--json", str(figures), "--prompts", "8", "--group", "8", *more,
         "--algorithm", *map(str, recipes),
     ])  # fmt: skip
     if failed:
