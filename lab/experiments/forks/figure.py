@@ -58,6 +58,6 @@ def draw(
         axis.set_title(f"corpus {title}")
         axis.set_xlabel("rollouts")
         axis.set_ylabel("held-out accuracy")
-    handles, arms = axes[0].get_legend_handles_labels()
-    figure.legend(handles, arms, loc="outside lower right", ncols=len(arms), fontsize=8)
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower right", ncols=len(labels), fontsize=8)
     figures.save(figure, to, dpi=150)

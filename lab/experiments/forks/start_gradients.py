@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +94,18 @@ def compared(
         raise SystemExit(failed)
     (found,) = json.loads(figures.read_text())["models"]
     return list(found["algorithms"])
+
+
+def rounded(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """Arm -> cosine with the first arm's gradient and AdamW step, and the gradient's size."""
+    return {
+        row["algorithm"]: {
+            "cosine": round(row["cosine"], 4),
+            "step_cosine": round(row["update"]["cosine"], 4),
+            "size": round(row["size"], 4),
+        }
+        for row in rows
+    }
 
 
 def measured(folder: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lab.experiments.forks.start_gradients import ARMS, Arms, compared
+from lab.experiments.forks.start_gradients import ARMS, Arms, compared, rounded
 from lab.study.plan import load_study
 from sg_rlhf.common.atomic_io import write_whole
 from sg_rlhf.data_io.dataset_writer import sha256_of
@@ -39,14 +39,7 @@ def figures_of(name: str, arms: Arms) -> dict[str, Any]:
     folder = folder_of(name)
     return {
         "sha256": sha256_of(folder / "model.safetensors"),
-        **{
-            row["algorithm"]: {
-                "cosine": round(row["cosine"], 4),
-                "step_cosine": round(row["update"]["cosine"], 4),
-                "size": round(row["size"], 4),
-            }
-            for row in compared(folder, RUNS, arms)
-        },
+        **rounded(compared(folder, RUNS, arms)),
     }
 
 

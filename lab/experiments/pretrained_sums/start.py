@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 
-from lab.experiments.forks.start_gradients import ARMS, compared
+from lab.experiments.forks.start_gradients import ARMS, compared, rounded
 from lab.measure.checkpoint import load_model, load_tokenizer
 from lab.measure.fixed_batch import read_data
 from lab.measure.rollouts import Sampling, load_reward, sample_batch
 from lab.study.plan import load_study
+from lab.study.runner import Runner
 from sg_rlhf.common.atomic_io import write_whole
-from sg_rlhf.data.command import main as make_data
 from sg_rlhf.data_io import model_folder
 
 HERE = Path(__file__).parent
@@ -32,10 +32,8 @@ PROMPTS, GROUP, MAX_TOKENS = 64, 8, 24
 
 def ability(data: Path) -> dict[str, float]:
     """Accuracy of the start model's responses, and the share of prompts with right and wrong."""
-    model, tokenizer = (
-        load_model(str(MODEL), torch.float32, torch.device("cpu")),
-        load_tokenizer(str(MODEL)),
-    )
+    model = load_model(str(MODEL), torch.float32, torch.device("cpu"))
+    tokenizer = load_tokenizer(str(MODEL))
     settings, reward = Sampling(PROMPTS, GROUP, 1.0, MAX_TOKENS), load_reward(REWARD)
     batch = sample_batch(data, read_data(data), str(MODEL), model, tokenizer, settings, reward)
     groups = [batch.rows[i : i + GROUP] for i in range(0, len(batch.rows), GROUP)]
@@ -48,23 +46,15 @@ def ability(data: Path) -> dict[str, float]:
 
 def main() -> int:
     """Exit status 0."""
-    study = load_study(HERE / "study.yaml").file
-    data = RUNS / "data" / "sums"
-    if not data.exists():
-        make_data(["arithmetic", "--out", str(data), "--generate", *study.data["sums"].split()])
-    arms = {arm: ARMS[arm] for arm in study.variants}
+    study = load_study(HERE / "study.yaml")
+    Runner(study, HERE, RUNS, jobs=1).make_data()
+    arms = {arm: ARMS[arm] for arm in study.file.variants}
     more = ["--batches", "4", "--warm-up", "4", "--max-new-tokens", str(MAX_TOKENS)]
     found: dict[str, Any] = {
-        "model": model_folder.source(MODEL), **ability(data / "train.jsonl"),
-        "arms": {
-            row["algorithm"]: {
-                "cosine": round(row["cosine"], 4),
-                "step_cosine": round(row["update"]["cosine"], 4),
-                "size": round(row["size"], 4),
-            }
-            for row in compared(MODEL, RUNS, arms, "sums", REWARD, more)
-        },
-    }  # fmt: skip
+        "model": model_folder.source(MODEL),
+        **ability(RUNS / "data" / "sums" / "train.jsonl"),
+        "arms": rounded(compared(MODEL, RUNS, arms, "sums", REWARD, more)),
+    }
     write_whole(HERE / "start.json", json.dumps(found, indent=1) + "\n")
     print(json.dumps(found, indent=1))
     return 0
